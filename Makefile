@@ -24,7 +24,7 @@ PIP := -m pip --disable-pip-version-check --quiet install
 # tests in their order, so that what the tests of a file share is made once, and takes from the other when it is done.
 # Bytecode is kept, whatever the shell says: these tests start hundreds of processes, and each would compile all of it.
 export PYTHONDONTWRITEBYTECODE :=
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST := MAKEFLAGS= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 MUTATION := $(wildcard tests/mutation.py tests/mutation/__main__.py)
 
 # The studio's page, which Vite builds into the package.

@@ -236,10 +236,14 @@ def measure(task: Task, size: Size, *, flex: bool) -> Row:
     row = Row(size.name, task.name, pairs, 4.0 * pairs * size.heads * size.width)
     row.plain = 4.0 * visible_pairs(TASKS[0], size, at) * size.heads * size.width
     back = not size.past  # a chunk of a prompt is read, not learned from
+
+    def call() -> Ours:
+        return Ours(task, size, x, replace(at, memo={}))  # what was worked out for another one is not known
+
     with front_end(used=False):
-        measure_ours(row, OURS, Ours(task, size, x, at), back=back)
+        measure_ours(row, OURS, call(), back=back)
     if cannot_run("cuda") is None:
-        attempt(row, WITH_FRONT_END, lambda: measure_ours(row, WITH_FRONT_END, Ours(task, size, x, at), back=back))
+        attempt(row, WITH_FRONT_END, lambda: measure_ours(row, WITH_FRONT_END, call(), back=back))
     if flex and task.flex and back:
 
         def hand() -> None:

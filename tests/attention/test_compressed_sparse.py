@@ -102,6 +102,7 @@ def test_the_choice_has_no_gradient_and_the_rest_has():
             assert bool((parameter.grad != 0).any()), name
 
 
+@pytest.mark.sampled
 def test_gradients():
     config = replace(CSA, heads=2, head_dim=4, near=2, choice=replace(CHOICE, keep=9))
     module = attention(config, 6, parts=vt.Rope().parts(causal=True))

@@ -261,15 +261,22 @@ def test_an_interrupt_undoes_a_pass_too():
 
 def test_room_for_tokens_that_a_kernel_writes():
     cache = make(GLOBAL, LOCAL, batch=2)
+    assert not cache.extensible  # nothing says yet where rows begin
     run(cache, plain(2, 10, 3))
     assert cache.extensible
     extensions = cache.extend(4, "kernel")
-    assert [(e.first, e.layout.held) for e in extensions] == [(10, (3, 3))] * 2
+    assert [(e.first, e.layout.held, e.layout.run) for e in extensions] == [(10, (3, 3), True)] * 2
     assert cache.tokens == (7, 7)
     for layer in cache.layers:
         assert (layer.store.written, layer.store.paths) == (2 * 3 + 2 * 4, {"modules": 2 * 3, "kernel": 2 * 4})
     run(cache, ragged([17, 17], [1, 0]))
     assert not cache.extensible  # rows that differ
+
+
+def test_one_token_is_enough_to_go_on_from():
+    cache = make(GLOBAL)
+    run(cache, plain(1, 4, 1))
+    assert cache.extensible
 
 
 @pytest.mark.parametrize("kind", ["ring", "sinks", "kivi"])

@@ -485,6 +485,21 @@ def test_only_blocks_that_nobody_else_uses_would_come_back():
     assert (cache.freeable, other.freeable) == (2, 0)
 
 
+def test_steps_that_a_kernel_writes_by_itself_let_go_of_blocks_as_well():
+    """Twice as many tokens as are announced may still be taken back: window - 1 + draft + 2 of them stay."""
+    ledger = Paged(1, Pool(200, 2), window=3, draft=1)
+    assert not ledger.extensible  # nothing says yet where rows begin
+    ledger.place(Positions.arange(1, 1, start=4))
+    ledger.commit()
+    assert ledger.extensible
+    for held in range(1, 11):
+        layout = ledger.extend(1).layout
+        assert (layout.held, layout.run) == ((held,), True)
+    assert ledger.pool.blocks - ledger.pool.free == 3  # tokens 6 to 10: 5 of them, in blocks of 2
+    ledger.place(chunk_of([[Token(15, 16, 0, 0)]]).pos)
+    assert not ledger.extensible  # positions of its own: no run
+
+
 def test_where_a_pass_lies_for_kernels_that_write_themselves():
     ledger = Paged(2, Pool(200, 2), window=2, draft=0)
     assert ledger.layout() is None  # no pass is open

@@ -84,6 +84,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "arrangement", "history"), ALL)
 def test_another_process_goes_on_bit_for_bit(elsewhere: Path, kind: str, arrangement: str, history: str) -> None:
     model = zoo.model(kind, dtype=torch.float32)

@@ -120,6 +120,7 @@ vt.save(model, where, overwrite=True, shard_bytes=1000)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("stage", "seed"), [("while it is written", 0), ("before the exchange", 0), ("after the exchange", 1)]
 )

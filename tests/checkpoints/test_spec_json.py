@@ -29,6 +29,7 @@ from vantage.conformance.scenarios import sharpen, spec_for
 from vantage.errors import CheckpointError, Refused, VantageError
 from vantage.families import table
 from vantage.model.clamped import ClampedSwiGLU
+from vantage.model.experts import SomeExperts
 from vantage.model.routers import GroupLimited
 from vantage.spec import masks
 from vantage.spec.altup import AltUp
@@ -150,7 +151,7 @@ def test_every_part_there_is_has_a_place():
     concrete = {cls for cls in vars(masks).values() if isinstance(cls, type) and is_dataclass(cls)}
     found |= {cls for cls in concrete if issubclass(cls, masks.Mask)}
     configs = {c for c in found - {masks.Mask} if {"build", "parts", "frequencies", "reach"} & set(dir(c))}
-    assert configs - listed == set()
+    assert configs - listed == {SomeExperts}  # what one of several processes has of a part: never saved
     assert len(configs) > 40
 
 
@@ -373,4 +374,4 @@ def read_or_refused(folder, changes):
         assert isinstance(loaded.spec, ModelSpec)
     except VantageError:
         pass
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 5.0  # some 10 ms; a garbage collection of a large process takes a second

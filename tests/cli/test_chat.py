@@ -102,6 +102,7 @@ def test_standard_input_may_be_closed(folder: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.sampled
 def test_lines_from_a_pipe_are_answered_one_by_one(folder: Path, tmp_path: Path) -> None:
     talk = Conversation(chat_model(), system="a system", max_tokens=7)
     wanted = [talk.ask(words).text for words in ("the cat", "no!")]

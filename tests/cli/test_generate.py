@@ -49,6 +49,7 @@ def test_a_prompt_goes_on(folder):
     assert done.stdout == text.replace("\r", "\n") + "\n"  # as a text stream reads it
 
 
+@pytest.mark.sampled
 def test_a_prompt_from_standard_input_with_numbers_and_json(folder):
     options = [
         "--max-tokens",
@@ -129,6 +130,7 @@ def test_guessing_ahead_and_searching(vantage, folder):
     assert vantage(folder, TEXT, "--beams", "0").returncode == 2
 
 
+@pytest.mark.sampled
 def test_weights_in_fewer_bits(vantage, folder):
     done = vantage(folder, TEXT, "--max-tokens", "4", "--dtype", "float32")
     assert done.returncode == 0

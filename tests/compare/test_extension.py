@@ -195,6 +195,7 @@ def test_every_reading_is_there(whole, model):
     assert json.loads((folder / DIVISORS).read_text())["long"]
 
 
+@pytest.mark.sampled
 def test_training_changes_what_it_says_it_changes(whole):
     _, results, _, _ = whole
     at = {(r.key.position, r.key.seed): r.scores[-1].loss for r in results if r.key.task == "perplexity"}

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.compare.ray_nodes import Nodes, environment
 from vantage.compare.results import FILE, read_results
 
 if importlib.util.find_spec("ray") is None:
@@ -44,57 +40,6 @@ DEATH = "a worker died; its runs start again"
 
 def command(out: Path, *flags: str) -> list[str]:
     return [sys.executable, "-m", "vantage", "compare", "--out", str(out), *flags]
-
-
-def environment(**more: str) -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"} | more
-
-
-class Nodes:
-    def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.compare.nodes", port],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        said = json.loads(self.told())
-        self.address, self.client = said["address"], said["client"]
-
-    def told(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        while line and not line.startswith(("{", "done")):  # Ray has words of its own
-            line = self.process.stdout.readline()
-        assert line, "the cluster has ended"
-        return line
-
-    def tell(self, what: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
-        assert self.told().strip() == "done"
-
-    def workers(self) -> list[psutil.Process]:
-        """The processes that train, on either node."""
-        found = []
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [process] if "ray::Actor" in " ".join(process.cmdline()) else []
-        return found
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-        self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +111,10 @@ def test_a_command_that_is_killed_is_resumed_from_outside_the_cluster(nodes, pla
         command(out, "--resume", "--on", nodes.client), env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    assert "trying again" not in done.stderr
+    proxy = (nodes.logs / "ray_client_server.err").read_text()  # where gRPC says that it saw a fork
+    assert "SpecificServer started" in proxy
+    assert "fork" not in proxy
     assert (out / FILE).read_bytes().startswith(kept)  # what was finished was not done again
     same(out, plain)
 

@@ -147,6 +147,7 @@ def test_every_run_is_there_and_paired(whole):
     assert len({r.operations for r in results}) == 1  # the same compute for every entry
 
 
+@pytest.mark.sampled
 def test_an_experiment_that_is_done_is_not_done_again(whole):
     folder, results = whole
     before = (folder / FILE).read_bytes()

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 import vantage as vt
+from tests.kernels.fused_calls import MISSING
 from vantage.generation.chunks import FEW, MOST, Pace, default_chunk
 from vantage.generation.engine import Engine
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.run_ahead import RunAhead
+from vantage.model.lowered.steps import WholeSteps
 
 
 def test_a_chunk_at_most_doubles_the_time_of_a_token():
@@ -69,5 +71,47 @@ def test_an_interrupt_between_a_prompt_and_its_first_token(read_late, monkeypatc
     engine.run()
     want = vt.generate(model, PROMPTS[0], max_tokens=6, ends=False).tokens
     assert [tuple(output.tokens) for output in request.outputs] == [want, want]
+    engine.forget()
+    assert engine.stats.blocks_used == 0
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """A GPU's steps, interpreted: three at a time, the next three launched before these are read."""
+
+    def runs(self, model):
+        if self._gpu is None:
+            self._lower_for_gpu(model)
+        return True
+
+    monkeypatch.setattr(WholeSteps, "runs_on_gpu", runs)
+    monkeypatch.setattr(ForwardPasses, "asynchronous", property(lambda self: True))
+    monkeypatch.setattr("vantage.generation.forward_passes._on_device", lambda tokens, device: torch.tensor(tokens))
+    monkeypatch.setattr("vantage.generation.run_ahead.MOST", 3)
+
+
+@pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
+def test_steps_of_one_pass_stay_while_another_is_launched(as_on_a_gpu):
+    """Batch-invariant rows are a pass each: what follows the first one's steps is under way while none of them is read,
+    and the second one's are launched."""
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position="t5"), seed=1).eval()
+    options = {"max_tokens": 12, "batch_invariant": True, "logprobs": 0, "stats": True}
+    together = vt.generate(model, PROMPTS[:3], **options)
+    assert together[0].stats.paths["graph of modules"] > 30
+    alone = [vt.generate(model, prompt, **options) for prompt in PROMPTS[:3]]
+    assert [answer.logprobs for answer in together] == [answer.logprobs for answer in alone]
+
+
+@pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
+def test_passes_of_several_adapters(as_on_a_gpu):
+    """One of them ends while steps that go on from its last ones are under way."""
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position="t5"), seed=1).eval()
+    engine = Engine(model, rows=4, chunk=32, adapters={"same": model})
+    ends, adapters = (12, 7), (None, "same")
+    rows = zip(PROMPTS, ends, adapters, strict=False)
+    requests = [engine.submit(prompt, max_tokens=n, adapter=adapter) for prompt, n, adapter in rows]
+    engine.run()
+    for request, prompt, n in zip(requests, PROMPTS, ends, strict=False):
+        assert tuple(request.outputs[0].tokens) == vt.generate(model, prompt, max_tokens=n, ends=False).tokens
     engine.forget()
     assert engine.stats.blocks_used == 0

@@ -128,6 +128,24 @@ def test_a_fault_in_choosing_is_the_requests_own():
     emptied(engine)
 
 
+class ForkingTrap(Trap):
+    """One whose forks do not fail."""
+
+    def fork(self):
+        return Trap(None)
+
+
+def test_a_sample_whose_sibling_fails_in_the_same_pass_ends_with_it():
+    engine = Engine(own("plain"), capacity=64, **SMALL)
+    request = engine.submit(prompt(5), max_tokens=9, n=2, constraint=ForkingTrap(Broken("trapped")))
+    events = engine.run()
+    assert request.state == "finished"
+    assert [output.finish for output in request.outputs] == ["error", "error"]
+    assert [len(output.tokens) for output in request.outputs] == [2, 2]
+    assert [event.finish for event in events if event.finish is not None] == ["error", "error"]
+    emptied(engine)
+
+
 def test_numbers_that_are_none_fail_their_request():
     model = own("plain")
     with torch.no_grad():

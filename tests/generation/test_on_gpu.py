@@ -16,6 +16,7 @@ MODELS = {
     "alibi": {"position": "alibi"},
     "learned": {"position": "learned", "max_length": 400},
     "window": {"position": "rope", "window": 24},
+    "latent": {"attention": vt.Latent(4, kv_rank=32, nope_dim=16, rope_dim=16, value_dim=32, norm=vt.RMSNorm())},
     # without a lowered form: graphs of their modules
     "t5": {"position": "t5"},
     "t5, window": {"position": "t5", "window": 24},
@@ -23,9 +24,8 @@ MODELS = {
     "fox": {"position": "fox"},
     "cope": {"position": "cope"},
     "softcap": {"attention": vt.GroupedQuery(4, scores=vt.Scores(softcap=5.0)), "position": "t5"},
-    "latent": {"attention": vt.Latent(4, kv_rank=32, nope_dim=16, rope_dim=16, value_dim=32, norm=vt.RMSNorm())},
 }
-LOWERED = ("rope", "alibi", "learned", "window")
+LOWERED = ("rope", "alibi", "learned", "window", "latent")
 CHOICES = {
     "greedy": {},
     "temperature": {"temperature": 1.0, "seed": 3},
@@ -60,16 +60,6 @@ def test_the_same_tokens_as_on_a_cpu(name, choice):
     assert got[0].stats.paths["graph" if name in LOWERED else "graph of modules"] > 100
 
 
-@pytest.mark.parametrize("choice", ["greedy", "top-p"])
-def test_latent_attention_in_its_lowered_form(choice, monkeypatch):
-    monkeypatch.setenv("VANTAGE_LATENT_STEPS", "1")
-    cpu, gpu = pair("latent")
-    want = vt.generate(cpu, PROMPTS, max_tokens=50, **CHOICES[choice])
-    got = vt.generate(gpu, PROMPTS, max_tokens=50, stats=True, **CHOICES[choice])
-    assert [a.tokens for a in got] == [a.tokens for a in want]
-    assert got[0].stats.paths["graph"] > 100
-
-
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5"])
 def test_a_text_grows_past_the_first_table_of_blocks(name):
     """A row with more than 64 blocks takes another graph, in the middle of steps that are under way."""
@@ -81,12 +71,37 @@ def test_a_text_grows_past_the_first_table_of_blocks(name):
     assert got[0].stats.paths["graph" if name in LOWERED else "graph of modules"] > 200
 
 
-@pytest.mark.parametrize("name", ["rope", "window", "t5", "fox"])
+@pytest.mark.parametrize("name", ["rope", "window", "latent", "t5", "fox"])
 def test_batch_invariant_gives_the_same_bits(name):
     _, gpu = pair(name)
-    together = vt.generate(gpu, PROMPTS, max_tokens=40, batch_invariant=True, logprobs=0)
-    alone = [vt.generate(gpu, prompt, max_tokens=40, batch_invariant=True, logprobs=0) for prompt in PROMPTS]
+    prompts = [*PROMPTS, [(3 * i) % 211 for i in range(700)]]
+    together = vt.generate(gpu, prompts, max_tokens=40, batch_invariant=True, logprobs=0)
+    alone = [vt.generate(gpu, prompt, max_tokens=40, batch_invariant=True, logprobs=0) for prompt in prompts]
     assert [answer.logprobs for answer in together] == [answer.logprobs for answer in alone]
+
+
+@pytest.mark.parametrize("name", ["rope", "window", "t5"])
+def test_batch_invariant_rows_in_chunks_that_are_put_back(name):
+    """Too few blocks for all, prompts of several chunks, prefixes in common, and who comes while others decode."""
+    _, gpu = pair(name)
+    base = [(5 * i + 1) % 211 for i in range(150)]
+    prompts = [base, base[:97] + [7] * 20, base[:64] + [3] * 9, [9] * 33, base[:130]]
+    alone = []
+    for prompt in prompts:
+        engine = Engine(gpu, chunk=32, batch_invariant=True, share_prefixes=False)
+        request = engine.submit(prompt, max_tokens=60)
+        engine.run()
+        alone.append(request.outputs[0].tokens)
+    engine = Engine(gpu, rows=5, capacity=256, chunk=32, batch_invariant=True)
+    requests = []
+    for rank, prompt in enumerate(prompts):  # who comes later goes first
+        requests.append(engine.submit(prompt, max_tokens=60, priority=rank))
+        for _ in range(7):
+            engine.step()
+    engine.run()
+    assert [request.outputs[0].tokens for request in requests] == alone
+    assert engine.stats.preemptions > 0
+    assert engine.stats.reused > 0
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "window"])

@@ -34,7 +34,7 @@ from vantage.kernels.gpu.row_rotation import lies_as_expected
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS", "BLOCKS", "COUNTER"}
 NUMBERS = {"SLOPES", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
-NUMBERS |= {"A0", "A1", "SUMS", "TOTALS"}
+NUMBERS |= {"A0", "A1", "SUMS", "TOTALS", "OFFSET", "BY_QUERY"}
 FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 

@@ -48,6 +48,8 @@ def slopes(value: float = 1.0) -> Slope:
         ("sdpa", (4096, None), {}),  # trained on: cuDNN, which has a plan
         ("sdpa", (128, None), {"bias": "slope"}),  # a small bias is soon formed
         ("fused", (4096, None), {"bias": "slope"}),
+        ("sdpa", (1024, None), {"mask": Causal() & Window(256)}),  # a mask of a million places, 67 million pairs
+        ("fused", (2048, None), {"mask": Causal() & Window(256)}),  # four times as many of both
         ("fused", (4096, None), {"mask": Causal() & Window(256)}),
         ("fused", (4096, 8192), {}),  # a chunk behind a cache
         ("fused", (4096, None), {"softcap": 20.0}),
@@ -71,6 +73,33 @@ def test_without_gradients_a_long_row_has_no_plan(monkeypatch):
         assert chooser("auto")(*asked(8192)).name == "fused"
         assert chooser("auto")(*asked(1024)).name == "sdpa"
         assert explain(*asked(8192))["sdpa"] == "yields: a plan pays for long rows whose shape has come in three passes"
+
+
+@pytest.mark.usefixtures("fake")
+def test_layers_that_ask_for_the_same_are_answered_once_in_a_pass(monkeypatch):
+    refuses, times = sdpa.Sdpa.refuses, []
+    monkeypatch.setattr(sdpa.Sdpa, "refuses", lambda self, *asks: (times.append(asks), refuses(self, *asks))[1])
+    choose, (need, q, view) = chooser("auto"), asked(1024)
+    assert [choose(need, q, view).name for _ in range(3)] == ["sdpa"] * 3
+    assert len(times) == 1
+    assert choose(replace(need, softcap=2.0), q, view).name == "fused"  # another need
+    assert choose(need, asked(512, 1024)[1], view).name == "sdpa"  # another shape
+    assert len(times) == 3
+    with torch.no_grad():
+        choose(need, q, view)
+    assert len(times) == 4
+    choose(need, q, view._replace(pos=Positions.arange(4, 1024, device="cuda")))  # another pass
+    assert len(times) == 5
+
+
+@pytest.mark.usefixtures("fake")
+def test_what_has_yielded_is_asked_again(monkeypatch):
+    """A kernel that waits for a shape to come again counts every layer."""
+    of_a_layer = 2.0 * 4 * 16 * 8192 * 8192 * 256
+    monkeypatch.setattr(sdpa, "_shapes", RecurringShapes(1.5 * of_a_layer))
+    asks = asked(8192)
+    with torch.no_grad():
+        assert [chooser("auto")(*asks).name for _ in range(3)] == ["fused", "sdpa", "sdpa"]
 
 
 @pytest.mark.usefixtures("fake")
@@ -134,7 +163,8 @@ def test_a_gpu_that_is_not_here():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_model_on_a_gpu():
-    choices = kernel_choices(small("alibi"), context=4096, batch=2, dtype=torch.bfloat16, train=True)
+    choices = kernel_choices(small("alibi"), context=4096, batch=2, dtype=torch.bfloat16, train=True, device="cuda")
     assert {choice.kernel for choice in choices} == {"fused"}
     assert choices[0].others["sdpa"] == "yields: it would form 33,554,432 numbers"
-    assert "dense bias" in kernel_choices(small("fire"), context=1024, dtype=torch.bfloat16)[0].others["fused"]
+    fire = kernel_choices(small("fire"), context=1024, dtype=torch.bfloat16, device="cuda")[0]
+    assert (fire.kernel, "dense bias" in fire.others["sdpa"]) == ("fused", True), fire

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from tests.kernels.fused_calls import TOLERANCE, Case, Inputs, error
-from vantage.kernels import chooser, cudnn, kernel_named
+from vantage.kernels import chooser, cudnn, gpu, kernel_named
 from vantage.kernels.cudnn import Cudnn, cannot_run
+from vantage.kernels.cudnn_operator import empty_outputs
 from vantage.position.shaw import ValueDistances
 from vantage.spec.forms import DistanceTable, Slope, alibi_slopes
 from vantage.spec.masks import Causal, Chunked, Everything, Prefix, SameSegment, Window
@@ -83,6 +86,29 @@ def test_over_the_strides_that_a_projection_hands_on(packed):
 
 
 @needs_cudnn
+@pytest.mark.parametrize("learns", [False, True])
+def test_layers_that_share_a_call_read_their_own_tensors(learns):
+    """What a pass has prepared is asked for once; whose tensors lie otherwise gets its own."""
+    at = Positions.packed([[100, 57, 143], [200, 100]]).to("cuda")
+    need, kernel, pair = Need(DOCUMENTS, 0.2), Cudnn(), at.against(at)
+    inputs = [[torch.randn(2, 300, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkvg"] for _ in range(3)]
+    with torch.set_grad_enabled(learns):
+        for number, tensors in enumerate(inputs):
+            q, k, v, upstream = (x.transpose(1, 2).contiguous() if number == 2 else x.transpose(1, 2) for x in tensors)
+            q, k, v = (x.requires_grad_() for x in (q, k, v))
+            out = kernel(q, View(k, v, at), pair, need).out
+            wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+            right = kernel_named("reference")(wide[0], View(wide[1], wide[2], at), pair, need).out
+            assert error(out.detach(), right.detach()) < TOLERANCE[torch.bfloat16]
+            if learns:
+                grads = (
+                    torch.autograd.grad(out, (q, k, v), upstream),
+                    torch.autograd.grad(right, wide, upstream.double()),
+                )
+                assert all(error(a, b) < TOLERANCE[torch.bfloat16] for a, b in zip(*grads, strict=True))
+
+
+@needs_cudnn
 def test_queries_that_are_not_the_last_keys_go_to_the_fused_kernel(monkeypatch):
     """Only the call knows where queries stand."""
     kernel, calls = Cudnn(), []
@@ -120,10 +146,55 @@ def test_a_compiler_carries_it():
     def attend(q, k, v):
         return kernel(q, View(k, v, at), at.against(at), need).out * 2
 
-    runs = [run(*x).detach() for run in (attend, torch.compile(attend))]
-    grads = [torch.autograd.grad(run(*x).float().square().sum(), x) for run in (attend, torch.compile(attend))]
+    compiled = torch.compile(attend, fullgraph=True)
+    runs = [run(*x).detach() for run in (attend, compiled)]
+    grads = [torch.autograd.grad(run(*x).float().square().sum(), x) for run in (attend, compiled)]
     torch.testing.assert_close(*runs)
     torch.testing.assert_close(*grads, rtol=2e-2, atol=2e-2)
+
+
+# ---- without cuDNN
+
+
+class Formulas(ModuleType):
+    """What cuDNN works out, for a causal mask, in the place of the calls."""
+
+    @staticmethod
+    def weights(q, k, scale):
+        scores = (q.float() @ k.float().mT) * scale
+        return scores.masked_fill(torch.ones(scores.shape[2:], dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
+
+    @staticmethod
+    def PassCalls(options, scale):  # noqa: N802 (the name of the class whose place it takes)
+        return SimpleNamespace(scale=scale)
+
+    def attend(self, q, k, v, sinks, calls):
+        assert not any(n % 4 for n in (q.storage_offset(), *q.stride()[:3])), "as cuDNN wants it"
+        out, stats = empty_outputs(q, v, documents=False)
+        return out.copy_(self.weights(q, k, calls.scale) @ v.float()), stats.zero_()
+
+    def attend_back(self, q, k, v, sinks, out, stats, grad, calls):
+        p, q, k, v, out, grad = (self.weights(q, k, calls.scale), *(x.float() for x in (q, k, v, out, grad)))
+        ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * calls.scale
+        return ds @ k, ds.mT @ q, p.mT @ grad, None
+
+
+def test_a_compiler_traces_one_operator(monkeypatch):
+    """No graph is broken, also where tensors must be laid out anew."""
+    monkeypatch.setitem(sys.modules, "vantage.kernels.gpu.cudnn_calls", Formulas("cudnn_calls"))
+    monkeypatch.setattr(gpu, "cudnn_calls", sys.modules["vantage.kernels.gpu.cudnn_calls"], raising=False)
+    at, need, kernel = Positions.arange(1, 24), Need(Causal(), 0.125), Cudnn()
+    x = [torch.randn(1, 24, 2, 65)[..., 1:].transpose(1, 2).requires_grad_() for _ in "qkv"]
+
+    def attend(q, k, v):
+        return kernel(q, View(k, v, at), at.against(at), need).out * 2
+
+    upstream = torch.randn(1, 2, 24, 64)
+    for run in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        got = run(*x)
+        right = kernel_named("reference")(x[0], View(x[1], x[2], at), at.against(at), need).out * 2
+        torch.testing.assert_close(got, right)
+        torch.testing.assert_close(*(torch.autograd.grad(y, x, upstream) for y in (got, right)))
 
 
 # ---- what it refuses, as if this machine had all that it needs

@@ -59,7 +59,7 @@ def test_a_gradient_of_the_gradient():
     for f in (linear, F.linear):
         (once,) = torch.autograd.grad(f(x, weight, b).tanh().sum(), x, create_graph=True)
         found.append(torch.autograd.grad(once.square().sum(), (x, weight)))
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)  # sums of squares, in another order on some processors
 
 
 def test_compiled():

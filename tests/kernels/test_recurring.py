@@ -1,6 +1,6 @@
 """Which shapes a plan is made for: those that come again, and of these not too many."""
 
-from vantage.kernels.recurring import PASSES, RecurringShapes
+from vantage.kernels.recurring import PASSES, RecurringShapes, without_plans
 
 
 class Pass:
@@ -40,3 +40,13 @@ def test_only_so_many_are_planned():
     planned = [asked(shapes, shape, PASSES)[-1][0] for shape in range(4)]
     assert planned == [True, True, False, False]
     assert asked(shapes, 0, 1) == [[True]]
+
+
+def test_without_plans_nothing_that_ran_before_counts():
+    shapes = RecurringShapes(1e9)
+    assert asked(shapes, "a", PASSES)[-1] == [True]
+    with without_plans():
+        assert asked(shapes, "a", 1) == [[False]]
+        assert asked(shapes, "b", 2 * PASSES) == [[False]] * 2 * PASSES
+    assert asked(shapes, "a", 1) == [[True]]
+    assert asked(shapes, "b", 1) == [[False]], "and nothing of it is counted"

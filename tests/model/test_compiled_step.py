@@ -66,7 +66,9 @@ def test_a_thousand_steps_are_compiled_at_most_twice(kind):
     worst, cache = both(model, compiled, kind, 2, 7, 1000, **({"capacity": 1007} if kind == "static" else {}))
     assert worst < 1e-5
     assert 1 <= compiler.graphs <= 2
-    assert cache.layers[0].store.paths == {"modules": 14, "compiled": 2000}
+    paths = cache.layers[0].store.paths
+    assert paths["modules"] + paths["compiled"] == 2014
+    assert paths["compiled"] > 1950, "few steps have numbers that are equal by chance"
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -90,7 +92,7 @@ def test_streams_and_latents(name):
     worst, cache = both(model, torch.compile(model, backend=compiler), "contiguous", 2, 5, 40)
     assert worst < 1e-5
     assert 1 <= compiler.graphs <= 2
-    assert cache.layers[0].store.paths["compiled"] == 80
+    assert cache.layers[0].store.paths["compiled"] >= 70
 
 
 @torch.inference_mode()
@@ -154,6 +156,33 @@ def test_with_inductor(kind):
     counters.clear()
     worst, _ = both(model, torch.compile(model), kind, 2, 7, 200)
     assert worst < 1e-4
-    # rows of a pool lie apart by chance as far as its first one begins, or as far as they are long; Inductor takes such
-    # a chance for a rule, and compiles once more when it no longer holds
-    assert counters["stats"]["unique_graphs"] <= (3 if kind == "paged" else 2)
+    assert counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+@pytest.mark.sampled
+@torch.inference_mode()
+def test_rows_that_lie_apart_by_chance_are_no_rule(kind):
+    """Two rows of one block each begin one block behind the pool's first, and are one block apart. With guards as
+    Inductor makes them, but no code."""
+    model = built("t5")
+    counters.clear()
+    worst, cache = both(model, torch.compile(model, backend="aot_eager"), kind, 2, 7, 80)
+    assert worst < 1e-5
+    assert counters["stats"]["unique_graphs"] == 1
+    assert cache.layers[0].store.paths["compiled"] > 120
+
+
+def test_numbers_of_a_view_that_are_equal_by_chance():
+    pool = torch.zeros(4, 40, 8)
+    from vantage.model.compiled_step import _equal_by_chance
+
+    def rows(at, apart, n):
+        return pool.as_strided((2, 4, n, 8), (apart * 8, 320, 8, 1), at * 8)
+
+    assert not _equal_by_chance(rows(10, 15, 5))
+    assert _equal_by_chance(rows(10, 10, 5)), "they begin as far on as they lie apart"
+    assert _equal_by_chance(rows(10, 15, 15)), "each ends where the next begins"
+    assert _equal_by_chance(rows(5, 15, 5)), "they begin after as many places as they have"
+    assert not _equal_by_chance(pool[None, :, :30])
+    assert _equal_by_chance(pool[None]), "all of it"

@@ -217,10 +217,6 @@ PARTS = {
     "fox": {"position": "fox"},
     "shaw": {"position": "shaw"},
     "xpos": {"position": "xpos"},
-    "latent": {
-        "heads": None,
-        "attention": vt.Latent(2, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=16, norm=vt.RMSNorm()),
-    },
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
 LATENTS = {
@@ -267,9 +263,8 @@ def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name)
 
 @pytest.mark.parametrize("name", LATENTS)
 @torch.inference_mode()
-def test_latents_give_the_logits_of_a_whole_pass(name, monkeypatch):
+def test_latents_give_the_logits_of_a_whole_pass(name):
     """Several rows in blocks, and one row that owns its places, with several shares of what is held."""
-    monkeypatch.setenv("VANTAGE_LATENT_STEPS", "1")
     model = vt.build(vt.decoder(vocab=61, width=32, layers=2, **LATENTS[name]), seed=1).eval().to(DEVICE)
     if any("sinks" in name for name, _ in model.named_parameters()):
         for one in (p for name, p in model.named_parameters() if "sinks" in name):
@@ -282,6 +277,14 @@ def test_latents_give_the_logits_of_a_whole_pass(name, monkeypatch):
     for [token] in steps.ahead([text[-1]], [cache], 3, [GREEDY]).read().tokens:
         assert token == int(last_logits(model, text).argmax())
         text.append(token)
+
+
+def test_fewer_latents_at_a_time_where_a_processor_has_less_memory():
+    from vantage.kernels.gpu.latent import HOPPER_SHARED, keys_for
+
+    sizes = [keys_for(32, 512 + 64, torch.bfloat16, kib * 1024) for kib in (HOPPER_SHARED // 1024, 163, 99)]
+    assert sizes == [(64, 2), (32, 2), (16, 2)]
+    assert keys_for(32, 576, torch.float32, HOPPER_SHARED) == (16, 1)
 
 
 @torch.inference_mode()

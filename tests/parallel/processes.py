@@ -28,7 +28,8 @@ def in_processes(count: int, function: Callable[..., Any], *arguments: Any, limi
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         call = Path(folder) / "call"
         call.write_bytes(pickle.dumps((function.__module__, function.__name__, arguments)))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "VANTAGE_NATIVE": "0"}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "VANTAGE_NATIVE": "0"}
         command = [sys.executable, "-W", "ignore", "-m", "tests.parallel.processes", folder, str(count)]
         errors = [stack.enter_context(Path(folder, f"errors{rank}").open("w+")) for rank in range(count)]
         started = [

@@ -57,6 +57,18 @@ def test_bound_comes_from_what_is_known_then_from_the_declared_length():
     assert angles.bound(Positions.rows([0], width=2), "x") == -1
 
 
+def test_what_no_position_exceeds_is_enough_where_it_fits():
+    masked = Positions.from_mask(torch.ones(2, 4, dtype=torch.bool, device="meta"))
+    assert masked.known.limit == 3
+    assert angles.at_most(masked, "x", 3) == 3
+    with pytest.raises(BadInput, match="flux must know the highest position"):
+        angles.at_most(masked, "flux", 2)
+    assert angles.at_most(masked.declare(9), "x", 2) == 8
+    read = Positions.from_mask(torch.tensor([[1, 1, 0, 0]]))
+    assert (read.known.limit, angles.at_most(read, "x", 0)) == (None, 1)
+    assert Positions.from_mask(masked.filled, torch.tensor([5, 6], device="meta")).known.limit is None
+
+
 def test_pairs_need_an_even_width():
     angles.need_even(2, "x")
     for dim in (0, 1, 7):

@@ -162,6 +162,7 @@ def test_documents_wherever_their_keys_are_kept(data):
     torch.testing.assert_close(got[shown], want[shown])
 
 
+@pytest.mark.sampled
 def test_more_keys_than_a_block_and_queries_further_on():
     """Blocks that no early query sees are left out where the host knows it; the result is the same."""
     part, S = built(PaTH(rank=5)), 2 * path_attention.BLOCK + 7

@@ -58,6 +58,13 @@ def test_fractions_are_refused():
         bias_of(built(RelativeBank(4, 2)), half, half, x=vectors(1, 1, 1, SHAPE.width)[:, 0])
 
 
+@pytest.mark.parametrize("name", ["extent", "curves"])
+def test_a_bank_of_nothing_is_refused(name):
+    RelativeBank(**{name: 1})
+    with pytest.raises(BadInput, match=f"^{name}=0: use 1 or more$"):
+        RelativeBank(**{name: 0})
+
+
 def test_gradients():
     part, x = built(RelativeBank(extent=3, curves=2)), vectors(1, 1, 4, SHAPE.width)[:, 0].requires_grad_()
     pos = Positions.arange(1, 4)

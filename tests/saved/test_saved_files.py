@@ -110,6 +110,7 @@ def test_a_trained_model_loads():
     assert model.spec.layers[0].bias == vt.Kerple("power")
 
 
+@pytest.mark.sampled
 def test_a_comparison_is_reported_as_it_was(tmp_path, capsys):
     folder = shutil.copytree(SAVED / "experiment", tmp_path / "experiment")
     for file in ("scores.csv", "verdicts.csv", "report.json"):

@@ -71,6 +71,7 @@ def test_each_is_a_model(server):
         answer(server, "east", "a")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("name", [*TARGETS, "tiny"])
 def test_equal_to_the_model_with_that_adapter_alone(server, folder, adapters, name, merged):
@@ -90,6 +91,7 @@ def test_they_differ(server):
     assert len({answer(server, name, PROMPTS[0]).choices[0].text for name in ("tiny", *TARGETS)}) == 4
 
 
+@pytest.mark.sampled
 def test_all_at_once_as_one_by_one(server):
     """Requests of all of them run in the same steps of one engine, and each gets its own answer."""
     asked = [(name, prompt) for prompt in PROMPTS for name in ("tiny", *TARGETS)]

@@ -50,6 +50,7 @@ def create(server, messages, model="eyes", **options):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["png", "webp"])
 def test_an_answer_is_the_librarys(server, model, kind):
     image, other = pixels(), pixels(8, 32, seed=3)

@@ -285,6 +285,7 @@ def test_no_name_becomes_a_path(small, name):
 PATTERNS = ["((a{1,999}){1,999}){1,999}", "(a|b|ab)*c{500}(x|y|xy)*", "(.*.*.*.*)*z"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_that_would_take_for_ever(small, pattern):
     """Answered or refused, within the work that a grammar may do, and others are served meanwhile."""

@@ -241,6 +241,7 @@ def has_ended(group: int) -> bool:
     return False
 
 
+@pytest.mark.sampled
 def test_too_small_a_budget_is_said_when_it_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     background.write_request(tmp_path, Experiment(positions=("rope",), shape=EXPERIMENT.shape), 0.001)
     with pytest.raises(background.VantageError, match="allow several times as much"):

@@ -1,17 +1,18 @@
 """What travels between the parts: biases as functions or tensors, chains of transforms, the context."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from tests.attention.helpers import Forgetting, vectors
 from vantage.attention import GroupedQuery, Latent
+from vantage.errors import BadInput
 from vantage.kernels import chooser, kernel_named
 from vantage.model.norms import RMSNorm
 from vantage.position import Rope
 from vantage.spec.masks import Causal
-from vantage.spec.parts import Context, Dense, Need, Pointwise, View, materialise
+from vantage.spec.parts import Context, Dense, Need, Pointwise, Shape, View, materialise
 from vantage.spec.positions import Positions
 from vantage.spec.transforms import chain
 
@@ -104,3 +105,10 @@ def test_a_part_is_built_for_what_it_acts_on(config, rotary):
     shape = config.shape(8)
     assert shape.rotary_dim == rotary
     assert Rope().build(shape).dim == rotary
+
+
+@pytest.mark.parametrize("name", ["width", "key_dim", "value_dim"])
+def test_a_head_has_a_width(name):
+    smallest = Shape(width=1, heads=1, kv_heads=1, key_dim=1, value_dim=1, rotary_dim=0)
+    with pytest.raises(BadInput, match=f"^{name}=0: use 1 or more$"):
+        replace(smallest, **{name: 0})

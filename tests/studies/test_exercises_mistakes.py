@@ -239,6 +239,7 @@ def written(tag, old, new):
     return exercise.answer.replace(old, new)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tag", MISTAKES)
 def test_what_is_wrong_is_said(tag, sandbox):
     for old, new, words in MISTAKES[tag]:

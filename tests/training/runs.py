@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,8 @@ from torch import Tensor
 from vantage.training import Run, Trained, read_log
 from vantage.training.checkpoint import steps
 from vantage.training.settings import settings_of
+
+ROOT = Path(__file__).parents[2]
 
 
 def tiny(**sections: Any) -> dict[str, Any]:
@@ -36,6 +43,36 @@ def go(folder: Path, said: dict[str, Any], *, resume: bool = False, stop: int | 
     if stop is not None:
         run.loop.report = StopsAt(run, stop)
     return run.go()
+
+
+on_cpu = functools.partial(go, device="cpu")  # to compare with processes, which share no GPU
+
+
+def task(folder: Path, said: dict[str, Any], *, resume: bool = False, stop: int | None = None) -> dict[str, Any]:
+    """A run for ``in_torchrun``."""
+    return {"folder": str(folder), "said": said, "resume": resume, "stop": stop}
+
+
+def in_torchrun(folder: Path, processes: int, tasks: list[dict[str, Any]]) -> None:
+    """Run these in so many processes, one after the other."""
+    file = folder / "tasks.json"
+    file.write_text(json.dumps(tasks))
+    done = torchrun(processes, "tests.training.spread", str(file))
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def torchrun(processes: int, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a module in so many processes, and wait for its end."""
+    started = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
+    return subprocess.run(
+        [*started, "-m", module, *words],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 class StopsAt:

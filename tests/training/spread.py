@@ -21,5 +21,5 @@ from vantage.training.distributed import join  # noqa: E402
 if __name__ == "__main__":
     world = join(torch.device("cpu"))
     for task in json.loads(Path(sys.argv[1]).read_text()):
-        go(Path(task["folder"]), task["said"], resume=task["resume"], stop=task["stop"])
+        go(Path(task["folder"]), task["said"], resume=task["resume"], stop=task["stop"], device="cpu")
     world.close()

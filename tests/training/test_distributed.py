@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 import torch
 
 import vantage as vt
-from tests.training.runs import go, losses, tiny
+from tests.training.runs import in_torchrun, losses, on_cpu, task, tiny, torchrun
 from vantage.errors import BadInput, Refused
 from vantage.training import read_log
 from vantage.training.checkpoint import steps
@@ -21,7 +18,6 @@ from vantage.training.distributed import World, shard
 from vantage.training.models import DataFacts
 from vantage.training.settings import settings_of
 
-ROOT = Path(__file__).parents[2]
 CLOSE = {"abs": 1e-5, "rel": 1e-5}
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -47,27 +43,6 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def task(folder: Path, said: dict[str, Any], *, resume: bool = False, stop: int | None = None) -> dict[str, Any]:
-    return {"folder": str(folder), "said": said, "resume": resume, "stop": stop}
-
-
-def two(tmp_path: Path, tasks: list[dict[str, Any]]) -> None:
-    """Run these in two processes."""
-    file = tmp_path / "tasks.json"
-    file.write_text(json.dumps(tasks))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "-m", "tests.training.spread", str(file)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-
-
 def alike(one: Path, other: Path) -> None:
     assert losses(one) == pytest.approx(losses(other), **CLOSE)
     (a, scored_a), (b, scored_b) = read_log(one), read_log(other)
@@ -88,6 +63,7 @@ def close(one: vt.Model, other: vt.Model) -> None:
         torch.testing.assert_close(value, b[name], atol=2e-4, rtol=1e-3)  # AdamW's first steps blow rounding up
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kinds", [KINDS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["quick", "more"])
 def test_two_processes_give_the_losses_of_one_and_read_each_others_checkpoints(
     tmp_path: Path, kinds: dict[str, dict[str, Any]]
@@ -95,14 +71,14 @@ def test_two_processes_give_the_losses_of_one_and_read_each_others_checkpoints(
     tasks = []
     for name, kind in kinds.items():
         said = tiny(**kind)
-        go(tmp_path / f"{name} one", said)
-        go(tmp_path / f"{name} from one", said, stop=4)
+        on_cpu(tmp_path / f"{name} one", said)
+        on_cpu(tmp_path / f"{name} from one", said, stop=4)
         tasks += [
             task(tmp_path / f"{name} two", said),
             task(tmp_path / f"{name} from two", said, stop=4),
             task(tmp_path / f"{name} from one", said, resume=True),
         ]
-    two(tmp_path, tasks)
+    in_torchrun(tmp_path, 2, tasks)
     for name, kind in kinds.items():
         folder = tmp_path / f"{name} from two"
         at = steps(folder / "checkpoints")[-1]
@@ -112,7 +88,7 @@ def test_two_processes_give_the_losses_of_one_and_read_each_others_checkpoints(
         if (early := folder / "checkpoints" / "step-00000002").is_dir():
             # a checkpoint of two is a model as well, put together from both
             close(vt.load(early), vt.load(tmp_path / f"{name} from one" / "checkpoints" / early.name))
-        go(folder, tiny(**kind), resume=True)
+        on_cpu(folder, tiny(**kind), resume=True)
         for other in ("two", "from two", "from one"):
             alike(tmp_path / f"{name} one", tmp_path / f"{name} {other}")
             if name != "recurrent":
@@ -123,7 +99,7 @@ def test_what_cannot_be_shared_out_is_refused_by_name() -> None:
     learner = settings_of(tiny()).model.learner(DataFacts(9, 0))
     learner.register_parameter("temperature", torch.nn.Parameter(torch.tensor(1.0)))
     with pytest.raises(Refused, match="temperature is one number, which FSDP2 cannot share out"):
-        shard(learner, [], World(0, 2), torch.device("cpu"), None)
+        shard(learner, [], World(0, 2), None)
 
 
 def test_each_process_makes_its_own_rows() -> None:
@@ -141,23 +117,14 @@ def test_the_command_line_runs_in_two_processes(tmp_path: Path) -> None:
         '[data]\nis = "task"\ntask = "copy"\nlengths = [1, 5]\ntest_lengths = [5]\ntest_examples = 8\n'
         '[loop]\nsteps = 6\nbatch = 8\nthreads = 1\n[optimiser]\nis = "adamw"\nlr = 3e-3\n'
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 
     def start(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*torchrun, "-m", "vantage", "train", str(settings), "--out", str(tmp_path / "two"), *more],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        return torchrun(2, "vantage", "train", str(settings), "--out", str(tmp_path / "two"), "--device", "cpu", *more)
 
     done = start()
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("done: 6 steps") == 1  # only one of them speaks
-    go(tmp_path / "one", tiny())
+    on_cpu(tmp_path / "one", tiny())
     alike(tmp_path / "one", tmp_path / "two")
     again = start()
     assert again.returncode != 0

@@ -57,6 +57,7 @@ def test_the_next_token_of_a_text_is_learned(tmp_path: Path, text: str) -> None:
     falls(tmp_path / "run", said, 0.35)
 
 
+@pytest.mark.sampled
 def test_hidden_tokens_are_learned_by_an_encoder(tmp_path: Path, text: str) -> None:
     Path(text).write_text("abcdefgh" * 400)
     data = {"is": "text", "files": text, "length": 16, "hidden": 0.2, "vocabulary": "characters"}
@@ -77,6 +78,7 @@ def test_pairs_are_learned(tmp_path: Path, model: dict[str, Any]) -> None:
     falls(tmp_path / "run", tiny(model=model, data=data, loop={"steps": 80}, optimiser={"lr": 1e-2}), 0.75)
 
 
+@pytest.mark.sampled
 def test_classes_are_learned_by_an_encoder(tmp_path: Path) -> None:
     model = {"is": "encoder", "width": 32, "layers": 1, "heads": 2}
     data = {"is": "task", "task": "even-pairs", "lengths": [2, 3], "test_lengths": [3], "test_examples": 64}
@@ -106,6 +108,7 @@ ENCODINGS: list[Any] = ["none", "sinusoidal", "learned", "rope", "xpos", "alibi"
 ENCODINGS += ["fire", "cope", {"is": "randomised", "inner": {"is": "rope"}, "high": 64}]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("position", ENCODINGS, ids=lambda p: p if isinstance(p, str) else p["is"])
 def test_computing_again_gives_the_same_losses(tmp_path: Path, position: Any) -> None:
     model = {"position": position, "max_length": 16, "layers": 3, "dropout": 0.1}
@@ -186,6 +189,7 @@ def test_without_a_compiler_it_says_so_once_and_trains_on(tmp_path: Path) -> Non
     assert losses(tmp_path / "run") == losses(tmp_path / "plain")
 
 
+@pytest.mark.sampled
 def test_bfloat16_trains_with_weights_in_float32(tmp_path: Path) -> None:
     probe = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum()"
     if subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode:
@@ -259,6 +263,7 @@ def test_a_test_that_fails_at_the_end_loses_nothing(tmp_path: Path, monkeypatch:
     assert go(tmp_path / "run", tiny(), resume=True).kept is not None
 
 
+@pytest.mark.sampled
 def test_a_run_that_was_stopped_for_a_spike_can_go_on(tmp_path: Path) -> None:
     said = tiny(optimiser={"lr": 1e-9}, loop={"steps": 130}, guard={"spike": 1e-6})
     with pytest.raises(Diverged, match=r"guard\.spike=0"):

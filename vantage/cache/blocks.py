@@ -132,7 +132,7 @@ def cropped(pool: Pool, rows: Sequence[BlockRow], kept: Sequence[int]) -> tuple[
     for row, tokens in zip(rows, kept, strict=True):
         blocks = row.blocks[: -(-tokens // pool.block) - row.gone]
         pool.release(row.blocks[len(blocks) :])
-        new.append(BlockRow(blocks, tokens, row.gone, _side_by_side(blocks)))
+        new.append(BlockRow(blocks, tokens, row.gone, row.run or _side_by_side(blocks)))
     return tuple(new)
 
 
@@ -143,7 +143,8 @@ def let_go(pool: Pool, rows: Sequence[BlockRow], keep: int) -> tuple[BlockRow, .
         gone = max(row.gone, (row.tokens - keep) // pool.block)
         pool.release(row.blocks[: gone - row.gone])
         blocks = row.blocks[gone - row.gone :]
-        new.append(row if gone == row.gone else BlockRow(blocks, row.tokens, gone, _side_by_side(blocks)))
+        run = row.run or _side_by_side(blocks)
+        new.append(row if gone == row.gone else BlockRow(blocks, row.tokens, gone, run))
     return tuple(new)
 
 

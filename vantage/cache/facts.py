@@ -180,15 +180,15 @@ class Ranges:
     """Rows of consecutive numbers, cut from one tensor that is rarely made anew."""
 
     def __init__(self, device: torch.device):
-        self._have = range(0)
-        self._row = torch.tensor([], dtype=torch.int64, device=device)
+        self._device, self._have = device, range(0)
+        self._row: Tensor | None = None
 
     def row(self, first: int, n: int) -> Tensor:
         """first, first + 1, …, (n,)."""
-        if first < self._have.start or first + n > self._have.stop:
+        if self._row is None or first < self._have.start or first + n > self._have.stop:
             self._have = range(first, first + max(64, 2 * n))
             with torch.inference_mode(False):
-                self._row = torch.arange(self._have.start, self._have.stop, device=self._row.device)
+                self._row = torch.arange(self._have.start, self._have.stop, device=self._device)
         return self._row.as_strided((n,), (1,), first - self._have.start)
 
     def run(self, first: int, batch: int, n: int, length: int | None) -> Positions:

@@ -94,7 +94,9 @@ class Ledger(ABC):
         if batch < 1:
             raise BadInput(f"a cache for {batch} rows: give at least 1")
         self.batch = batch
-        self.device = torch.empty(0, device=device).device  # "cuda" has become "cuda:0", as tensors say it
+        if not isinstance(device, torch.device) or device.index is None:
+            device = torch.empty(0, device=device).device  # "cuda" has become "cuda:0", as tensors say it
+        self.device = device
         self._pos: Positions | None = None  # of the open pass; kept, so that its identity stays taken
         self._step: Step | None = None
         self._seen: Step | None = None

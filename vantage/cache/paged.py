@@ -57,6 +57,7 @@ class Paged(Ledger):
         draft: int | None = None,
         device: torch.device | str | None = None,
         gather: bool = False,
+        ranges: Ranges | None = None,
     ):
         super().__init__(batch, device)
         if window is not None and window < 1:
@@ -67,7 +68,7 @@ class Paged(Ledger):
         self.gather = gather
         self._window, self._draft = window, draft
         self._forget()
-        self._ranges = Ranges(self.device)
+        self._ranges = Ranges(self.device) if ranges is None else ranges
         self._moves = BlockMoves(pool.block, self.device, self._ranges)
 
     def __del__(self) -> None:
@@ -261,7 +262,16 @@ class Paged(Ledger):
         return other
 
     def fresh(self, batch: int) -> Paged:
-        return Paged(batch, self.pool, window=self._window, draft=self._draft, device=self.device, gather=self.gather)
+        ranges = self._ranges if self._window is None else None  # rows with a window begin each elsewhere
+        return Paged(
+            batch,
+            self.pool,
+            window=self._window,
+            draft=self._draft,
+            device=self.device,
+            gather=self.gather,
+            ranges=ranges,
+        )
 
     # ---- as plain data
 

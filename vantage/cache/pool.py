@@ -49,6 +49,7 @@ class Pool:
         self.grows = tokens is None
         blocks = 0 if tokens is None else -(-tokens // block)
         self._uses = [1] + [0] * blocks  # the bin is always in use
+        self._used = bytearray(self._uses)  # 1 for those with users: to look through all of them at once
         self._free = blocks
 
     @property
@@ -117,16 +118,19 @@ class Pool:
             assert block != BIN, "the bin is never given back"
             assert self._uses[block] > 0, "a block was given back twice"
             self._uses[block] -= 1
-            self._free += self._uses[block] == 0
+            if self._uses[block] == 0:
+                self._used[block] = 0
+                self._free += 1
 
     def _grow(self, blocks: int) -> None:
         self._uses += [0] * blocks
+        self._used += bytes(blocks)
         self._free += blocks
 
     def _use(self, blocks: Iterable[int]) -> list[int]:
         taken = list(blocks)
         for block in taken:
-            self._uses[block] = 1
+            self._uses[block] = self._used[block] = 1
         self._free -= len(taken)
         return taken
 
@@ -166,6 +170,5 @@ class Pool:
 
     def _edges(self) -> tuple[np.ndarray, np.ndarray]:
         """Where gaps begin, and where they end."""
-        free = np.concatenate(([False], np.asarray(self._uses) == 0, [False]))
-        edges = np.flatnonzero(free[1:] != free[:-1])
+        edges = np.flatnonzero(np.diff(np.frombuffer(b"\1" + self._used + b"\1", np.int8)))
         return edges[::2], edges[1::2]

@@ -212,6 +212,10 @@ def _rebuilt(
                 damaged(f"{kind} {i} keeps {codec}, the model {wanted[kind][i].store.codec}")
             if kind in wanted and streams != wanted[kind][i].store.streams:
                 damaged(f"{kind} {i} keeps the streams {streams}, the model {wanted[kind][i].store.streams}")
+            for s, shape in enumerate((*codec.streams(), *streams)):  # before memory is taken for what a file says
+                kept = _stream(tensor, f"{kind}.{i}.{s}", names)
+                if (*kept.shape[-3:-2], *kept.shape[-1:]) != (shape.heads or codec.kv_heads, shape.width):
+                    damaged(f"{kind} {i} keeps {tuple(kept.shape)} where {codec} is written")
             try:
                 store = Store(codec, ledgers[number], streams)
             except BadInput as e:

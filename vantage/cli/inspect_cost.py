@@ -32,6 +32,7 @@ examples:
   vantage inspect cost config.json --context 131072 --machine h200 --out cost.html
   vantage inspect cost smollm2 --context 2048 --machine measure --weights float32
   vantage inspect cost config.json --context 131072 --mesh tensor=4,context=2
+  vantage inspect cost config.json --context 8192 --mesh data=2,tensor=4       # as vantage train shares it out
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
   vantage inspect extend smollm2 --file book.txt --lengths 1024 --position none --tries 0 --json
 """
@@ -58,7 +59,9 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     cost.add_argument("--window", type=at_least(1), default=4096, metavar="N", help="of the alternative with a window")
     cost.add_argument("--machine", choices=MACHINES, help="predict the time there; measure: on this one")
     cost.add_argument(
-        "--mesh", metavar="AXES", help="over several devices, as in tensor=4,context=2: memory and bytes sent of each"
+        "--mesh",
+        metavar="AXES",
+        help="over several devices, as in tensor=4,context=2, in training also data, experts: memory and bytes sent",
     )
     add_max_memory(cost, context=False)
     cost.add_argument("--device", default="auto", help="with --max-memory: whose memory; cpu or cuda")

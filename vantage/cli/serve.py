@@ -19,6 +19,8 @@ examples:
   vantage serve --host 0.0.0.0 --api-key "$KEY" --allow-host llm.example.org
   vantage serve --config serve.toml --port 9000
   vantage serve --on ray --replicas 4                 # copies on the machines of a Ray cluster
+  vantage serve ./my-model --on ray --tensor-parallel 2                         # each copy in two processes of it
+  torchrun --nproc-per-node 2 -m vantage serve ./my-model --tensor-parallel 2   # a half of the heads in each process
 
   curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
     -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
@@ -73,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     check_max_memory(settings.batching.max_memory or None)
     for adapter in settings.adapters:
         find_adapter(adapter.path)
+    if settings.tensor_parallel > 1 and not settings.on:
+        return _serve_in_group(settings, args.json)
     for served in settings.models:
         _bring(served.source)
     if settings.on:
@@ -83,6 +87,26 @@ def run(args: argparse.Namespace) -> int:
     from vantage.serve.run import serve
 
     serve(settings, ready=lambda url: _tell(url, args.json))
+    return 0
+
+
+def _serve_in_group(settings: Any, as_json: bool) -> int:
+    """In each of the processes that torchrun has started."""
+    from vantage.cli.processes import same_in_all
+    from vantage.cluster import check_tensor_parallel
+
+    check_tensor_parallel(settings.tensor_parallel, "serve")
+    with same_in_all() as group:
+        from vantage.parallel.control import ControlChannel
+        from vantage.serve.model_group import serve_in_group
+
+        channel = ControlChannel()
+        if group.first:
+            _bring(settings.models[0].source)
+            channel.tell("the model is here")
+        else:
+            channel.hear()
+        serve_in_group(settings, channel, ready=lambda url: _tell(url, as_json))
     return 0
 
 

@@ -13,12 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vantage.cli.flags import add_tensor_parallel, check_device
+from vantage.cli.flags import at_least, check_device
 from vantage.cli.interrupts import stopping
 
 if TYPE_CHECKING:
     from vantage.training import Run, Trained
 
+# Flags that say how many of the processes share what.
+AXES = {
+    "tensor": "processes that share the heads and columns of a model: short for parallel.tensor=N",
+    "context": "that share the tokens of a row: parallel.context=N",
+    "expert": "that share the experts, each with rows of its own: parallel.experts=N",
+}
+SETTINGS = {"expert": "experts"}  # where a setting has another name
 EXAMPLE = """\
 examples:
   vantage train --list                                # the recipes, what they reach, and with which changes
@@ -32,12 +39,13 @@ examples:
   vantage train copy --track wandb                    # log to Weights & Biases as well; or mlflow
   torchrun --nproc-per-node 2 -m vantage train copy   # two processes
   torchrun --nproc-per-node 2 -m vantage train copy --tensor-parallel 2   # each with a half of the heads and columns
+  torchrun --nproc-per-node 8 -m vantage train copy --tensor-parallel 2 --context-parallel 2   # and of each row
 
-Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard and average;
-KEY=VALUE changes any of them. A recipe says what it reaches and which changes leave that standing (--list); a run with
-another change says so. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and in the end the
-model. vt.load, `vantage generate` and the other verbs take that folder. A model that is loaded (model.is = "loaded")
-with model.lora gets an adapter, which the other verbs also take as --adapter runs/tuned, and which
+Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard, average and
+parallel; KEY=VALUE changes any of them. A recipe says what it reaches and which changes leave that standing (--list); a
+run with another change says so. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and in the end
+the model. vt.load, `vantage generate` and the other verbs take that folder. A model that is loaded (model.is =
+"loaded") with model.lora gets an adapter, which the other verbs also take as --adapter runs/tuned, and which
 model.adapter=runs/tuned trains on. A recurrent model is read by load_recurrent (vantage.families.recurrent), a
 classifier by load_classifier (vantage.training.saved_model).
 """
@@ -61,8 +69,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--track", action="append", default=[], metavar="NAME", help="wandb or mlflow: log there as well"
     )
-    parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
-    add_tensor_parallel(parser, "train")
+    parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda where there is one")
+    for axis, what in AXES.items():
+        parser.add_argument(f"--{axis}-parallel", type=at_least(1), metavar="N", help=what)
     parser.add_argument("--check", action="store_true", help="read and check the settings, print them, train nothing")
     parser.add_argument("--list", action="store_true", help="list the recipes that come with Vantage")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -70,9 +79,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    from vantage.cluster import check_tensor_parallel
+    from vantage.cluster import processes
     from vantage.errors import BadInput
     from vantage.training.promises import promise_note
+    from vantage.training.sections import parallel_of
     from vantage.training.tables import check_run_folder, check_table, run_folder, table_of
     from vantage.training.track import check_trackers, trackers
 
@@ -81,14 +91,14 @@ def run(args: argparse.Namespace) -> int:
     if args.settings is None:
         raise BadInput("give the settings: a TOML file or a recipe (`vantage train --list`)")
     steps = [] if args.steps is None else [f"loop.steps={args.steps}"]
-    changes = [*args.changes, *steps]
+    changes = [*args.changes, *steps, *_arrangement(args)]
     table = table_of(args.settings, changes)
     check_table(table)
     check_device(args.device)
     check_trackers(args.track)
-    check_tensor_parallel(args.tensor_parallel, "train")
     out = Path(args.out) if args.out else run_folder(args.settings)
     if not args.check:
+        parallel_of(table).rows(processes())
         check_run_folder(out, resume=args.resume)
     note = promise_note(args.settings, changes)
     from vantage.training.settings import settings_of
@@ -114,7 +124,6 @@ def run(args: argparse.Namespace) -> int:
             report=display,
             progress=display.preparing,
             callbacks=following,
-            tensor_parallel=args.tensor_parallel,
         )
         if note is not None:
             training_run.report.note(note)
@@ -124,6 +133,17 @@ def run(args: argparse.Namespace) -> int:
     if training_run.world.first:
         _print_result(args, trained, training_run)
     return 0 if trained.finished else 130
+
+
+def _arrangement(args: argparse.Namespace) -> list[str]:
+    """What the flags say of the processes, as changes to the settings."""
+    return [f"parallel.{SETTINGS.get(axis, axis)}={count}" for axis, count in _counts(args).items()]
+
+
+def _counts(args: argparse.Namespace) -> dict[str, int]:
+    """How many processes the flags give to each axis."""
+    counts = {axis: getattr(args, f"{axis}_parallel") for axis in AXES}
+    return {axis: count for axis, count in counts.items() if count is not None}
 
 
 def _list() -> int:
@@ -175,7 +195,8 @@ def _print_result(args: argparse.Namespace, trained: Trained, training_run: Run)
         device = [] if args.device is None else ["--device", args.device]
         track = [word for name in args.track for word in ("--track", name)]
         steps = [] if args.steps is None else ["--steps", str(args.steps)]
-        more = ["--out", str(trained.folder), *device, *steps, *track, "--resume"]
+        arranged = [word for axis, n in _counts(args).items() for word in (f"--{axis}-parallel", str(n))]
+        more = ["--out", str(trained.folder), *device, *steps, *arranged, *track, "--resume"]
         words = ["vantage", "train", args.settings, *args.changes, *more]
         print(f"saved after {trained.step} steps; go on with: {shlex.join(words)}")
 

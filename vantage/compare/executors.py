@@ -27,6 +27,7 @@ from vantage.compare import gpu_sharing, jobs
 from vantage.compare.gpu_sharing import GpuSharing
 from vantage.compare.jobs import LossPoint, TrainingJob
 from vantage.errors import BadInput
+from vantage.spec.devices import generation_device
 
 EVERY, EVERY_S = 25, 0.5  # steps between two reports of progress, or seconds
 ON_A_GPU = 8  # processes: one alone leaves it idle while it makes examples and launches small kernels
@@ -104,7 +105,7 @@ def _device(name: str | None) -> torch.device:
     """A device that this machine has."""
     has_gpu = torch.cuda.is_available()
     if name is None:
-        return torch.device("cuda" if has_gpu else "cpu")
+        return generation_device()
     check_device(name, " or cuda" if has_gpu else " (there is no GPU that torch can use here)")
     if name.startswith("cuda") and not has_gpu:
         raise BadInput("device='cuda': torch finds no GPU here. Use cpu, or install torch with CUDA")

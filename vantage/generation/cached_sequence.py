@@ -182,8 +182,12 @@ class CachedSequence:
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts have in common from the front."""
-    a, b = list(a), list(b)  # a list equals no tuple
     low, high = 0, min(len(a), len(b))
+    a, b = a[:high], b[:high]
+    if type(a) is not type(b):  # a list equals no tuple
+        a, b = list(a), list(b)
+    if a == b:  # mostly
+        return high
     while low < high:  # whole stretches are compared at once
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)

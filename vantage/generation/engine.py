@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from vantage.cache import BLOCK
-from vantage.errors import BadInput, Refused, unknown
+from vantage.errors import BadInput, unknown
 from vantage.generation.block_memory import BlockMemory
+from vantage.generation.choices import Choice, take_pick
 from vantage.generation.chunks import PromptChunks, default_chunk
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.images import PromptImages
 from vantage.generation.limits import ContextWatch, GenerationLimits
+from vantage.generation.peers import Cancelled, Closed, Forgotten, NoPeers, Peers, StepBegun, Submitted
 from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
 from vantage.generation.run_ahead import LaunchedSteps, RunAhead
 from vantage.generation.running_samples import RunningSample, by_pass
@@ -55,6 +57,8 @@ class Engine:
     ``adapters``: models by name that ``with_adapter`` made of this one. A request may name one. Requests of all of them
     share queue, rows and blocks; rows of one adapter are one pass, and prefixes are shared within an adapter only.
 
+    ``peers``: the processes that run this engine together, each with a share of the model (``generation/peers.py``).
+
     One thread at a time: an engine has no locks.
     """
 
@@ -72,18 +76,17 @@ class Engine:
         batch_invariant: bool = False,
         cache: bool = True,
         adapters: Mapping[str, Model] | None = None,
+        peers: Peers | None = None,
     ):
         chunk = default_chunk(model.device) if chunk is None else chunk
         for name, value in (("chunk", chunk), ("rows", rows), ("queue", queue)):
             if value < 1:
                 raise BadInput(f"{name}={value}: give at least 1")
         self.model, self._limits = model, GenerationLimits.of(model)
-        self._passes = ForwardPasses(model, adapters or {})
-        self._queue = queue
+        self._passes = ForwardPasses(model, adapters or {}, invariant=batch_invariant)
+        self._queue, self._peers = queue, NoPeers() if peers is None else peers
         self._invariant, self._caching = batch_invariant, cache
-        # Whether a GPU gets prompts before its decoded tokens are read. Batch-invariant rows gave other bits that way
-        # on an H200, for a reason that was not found.
-        self._prompts_first = self._passes.asynchronous and not batch_invariant
+        self._prompts_first = self._passes.asynchronous  # a GPU gets prompts before its decoded tokens are read
         self._counters, self._context = Counters(), ContextWatch(self._limits)
         memory = BlockMemory(
             model,
@@ -157,6 +160,7 @@ class Engine:
         self._ids += 1
         self._context.prompt(len(prompt), len(read or ()))
         self._scheduler.add(samples[0])
+        self._peers.tell(Submitted.of(request, images))
         return request
 
     @torch.inference_mode()
@@ -166,11 +170,13 @@ class Engine:
             return
         if not self._scheduler.has(request):
             raise BadInput(f"{request} is not one of this engine's: cancel it where it was submitted")
+        self._peers.tell(Cancelled(request.id))
         self._end(request, "cancelled")
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """One token for every row that decodes, and a chunk of prompts. Returns what happened since the last step."""
+        self._peers.tell(StepBegun(), now=True)
         self._counters.steps += 1
         begun, launched = perf_counter(), list[LaunchedSteps]()
         with self._counters.timed("schedule"):
@@ -225,7 +231,12 @@ class Engine:
 
     def forget(self) -> None:
         """Let go of all prefixes that are kept for requests to come."""
+        self._peers.tell(Forgotten())
         self._memory.prefixes.clear()
+
+    def close(self) -> None:
+        """No step comes any more: processes that wait for one are told so."""
+        self._peers.tell(Closed(), now=True)
 
     # ---- a step
 
@@ -277,8 +288,7 @@ class Engine:
         self._counters.calls += 1
         for sample in samples:
             sample.feed()
-        for sample, row in zip(samples, logits, strict=True):
-            self._choose(sample, row)
+        self._choose(samples, logits)
 
     def _take_all(self, launched: list[LaunchedSteps]) -> tuple[int, float]:
         """Take all that was launched. How many steps that were, and what they took of the device."""
@@ -290,19 +300,18 @@ class Engine:
 
     def _take_steps(self, launched: LaunchedSteps) -> None:
         """Take the tokens that the device has chosen."""
-        with self._counters.timed("decode"):
-            chosen = launched.pending.read()
-        self._counters.calls += launched.steps
-        apply = [launched.apply_to(i) for i in range(len(launched.samples))]
-        complete = False
+        apply, complete = [launched.apply_to(i) for i in range(len(launched.samples))], False
         try:
+            with self._counters.timed("decode"):
+                chosen = launched.take()
+            self._counters.calls += launched.steps
             with self._counters.timed("pick"):
                 for tokens, logprobs, fine in zip(*chosen, strict=True):
                     rows = zip(launched.samples, apply, tokens, logprobs, fine, strict=True)
                     for sample, applies, token, logprob, good in rows:
                         if applies and sample.stage == "decode":
                             sample.feed()
-                            self._take(sample, Pick(token, logprob), fine=good)
+                            self._take(sample, take_pick(sample, Pick(token, logprob), fine=good))
             complete = True
         finally:
             if not complete:  # interrupted: rows hold more than was taken
@@ -356,31 +365,26 @@ class Engine:
                 samples = self._scheduler.fork(sample)
         except Exception as e:
             return self._fail([sample], e)
-        for one in samples:
-            if sample.request.max_tokens:
-                self._choose(one, logits_V)
-            else:
+        if sample.request.max_tokens:
+            self._choose(samples, logits_V.expand(len(samples), -1))
+        else:
+            for one in samples:
                 self._end_scored(one)
 
-    def _choose(self, sample: RunningSample, logits_V: Tensor) -> None:
-        """Take a token. What goes wrong here is the request's own."""
-        try:
+    def _choose(self, samples: list[RunningSample], logits_BV: Tensor) -> None:
+        """A token for each."""
+        choices = self._peers.choose(samples, logits_BV)
+        for sample in samples:
             with self._counters.timed("pick"):
-                pick = sample.picker.pick(logits_V)
-        except Exception as e:
-            return self._fail([sample], e)
-        self._take(sample, pick)
+                choice = next(choices)
+            if sample.stage != "done":  # another sample of its request may have failed
+                self._take(sample, choice)
 
-    def _take(self, sample: RunningSample, pick: Pick, *, fine: bool = True) -> None:
-        """A token has come. ``fine``: it was chosen from numbers."""
-        try:
-            if not fine:
-                raise Refused("the model's logits are not finite: its weights or its input are damaged")
-            sample.picker.took(pick.token)
-            sample.text.push(pick.token)
-            text, finish = sample.text.take(), sample.text.finish
-        except Exception as e:
-            return self._fail([sample], e)
+    def _take(self, sample: RunningSample, choice: Choice) -> None:
+        """A token has come, or why there is none, which is the request's own fault."""
+        if choice.error is not None:
+            return self._drop(sample.request, choice.error)
+        pick, text, finish = choice.pick, choice.text, choice.finish
         beyond = self._context.passes(len(sample.tokens))
         sample.tokens.append(pick.token)
         sample.output.picks.append(pick)
@@ -390,7 +394,7 @@ class Engine:
         self._counters.generated += 1
         self._counters.beyond_context += beyond
         sample.output.beyond_context += beyond
-        self._events.append(Event(sample.request, sample.output.sample, pick, finish, text, sample.text.ended_by))
+        self._events.append(Event(sample.request, sample.output.sample, pick, finish, text, choice.ended_by))
         if finish is not None:
             if finish == "length":
                 self._context.ended(len(sample.request.tokens), len(sample.output.picks), sample.request.max_tokens)
@@ -413,12 +417,20 @@ class Engine:
         self._complete(sample)
 
     def _fail(self, samples: list[RunningSample], error: Exception) -> None:
-        """A fault ends the requests of its pass. Their rows were rolled back by the cache, and are freed."""
+        """A fault ends the requests of its pass. Their rows were rolled back by the cache, and are freed.
+
+        Where other processes have shares of the model, they are in the middle of that pass: none of them can go on.
+        """
+        if not self._peers.alone:
+            raise error
         for request in dict.fromkeys(sample.request for sample in samples):
-            if request.state != "finished":
-                request.error = RequestFailed(f"request {request.id} failed: {error}")
-                request.error.__cause__ = error
-                self._end(request, "error")
+            self._drop(request, error)
+
+    def _drop(self, request: Request, error: Exception) -> None:
+        if request.state != "finished":
+            request.error = RequestFailed(f"request {request.id} failed: {error}")
+            request.error.__cause__ = error
+            self._end(request, "error")
 
     def _end(self, request: Request, finish: str) -> None:
         self._scheduler.drop(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import final
 
 import torch
@@ -13,6 +14,7 @@ from vantage.generation.images import features_of
 from vantage.generation.request import Request
 from vantage.generation.running_samples import RunningSample
 from vantage.generation.sampling import Pick
+from vantage.kernels.recurring import without_plans
 from vantage.model import Model
 from vantage.spec.images import ImageFeatures, ImageTokens
 from vantage.spec.parts import EncoderOutput as Source
@@ -24,10 +26,12 @@ SCORED = 64  # tokens of a prompt whose logits are held at once
 
 @final
 class ForwardPasses:
-    """``adapters``: models by name that share this one's weights and caches, each with an adapter on them."""
+    """``adapters``: models by name that share this one's weights and caches, each with an adapter on them.
+    ``invariant``: the bits of a pass depend on nothing that ran before it."""
 
-    def __init__(self, model: Model, adapters: Mapping[str, Model]):
+    def __init__(self, model: Model, adapters: Mapping[str, Model], *, invariant: bool = False):
         self._models: dict[str | None, Model] = {None: model, **adapters}
+        self._invariant = invariant
         self._sources: dict[int, Source] = {}  # what the encoder made of the sources of requests that run
         self._features: dict[int, ImageFeatures] = {}  # and the vision tower of their images
 
@@ -56,7 +60,8 @@ class ForwardPasses:
         """Whether the device may choose tokens by itself."""
         model = self._model(samples[0].request)
         counted = all(sample.request.images is None for sample in samples)  # behind an image positions go on elsewhere
-        return counted and model.whole_steps.runs_ahead(model)
+        # steps over processes have no native form
+        return counted and model.parallel is None and model.whole_steps.runs_ahead(model)
 
     @property
     def asynchronous(self) -> bool:
@@ -65,6 +70,10 @@ class ForwardPasses:
 
     def prefill(self, sample: RunningSample, end: int) -> Tensor | None:
         """Run a sample's tokens up to ``end``. The logits (V,) after the last of all, if that was among them."""
+        with without_plans() if self._invariant else nullcontext():
+            return self._prefill(sample, end)
+
+    def _prefill(self, sample: RunningSample, end: int) -> Tensor | None:
         model, row, start = self._model(sample.request), sample.held(), sample.fed
         tokens = _on_device([sample.tokens[start:end]], model.device)
         placed, source = sample.request.images, self._source(sample, model)
@@ -73,11 +82,13 @@ class ForwardPasses:
         else:
             positions = placed.positions(start, end)
         images = self._images(sample.request, model, start, end)
-        wanted = end == len(sample.tokens)
-        if tokens.shape[1] == 1 and wanted:  # as a decoding row goes: a token computed again gives the same bits
-            return _wide(model(tokens, positions=positions, cache=row, source=source, images=images)[0, -1])
+        wanted, scored = end == len(sample.tokens), sample.request.prompt_logprobs is not None
+        if tokens.shape[1] == 1 and (wanted or not scored):
+            # as a decoding row goes: a token computed again gives the same bits
+            logits = model(tokens, positions=positions, cache=row, source=source, images=images)
+            return _wide(logits[0, -1]) if wanted else None
         hidden = model.hidden(tokens, positions=positions, cache=row, source=source, images=images)
-        if sample.request.prompt_logprobs is not None:
+        if scored:
             _score(model, sample.request, hidden[0], start)
         # only the last token goes through the head
         return _wide(model.head(hidden[:, -1:])[0, -1]) if wanted else None

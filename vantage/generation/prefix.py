@@ -108,7 +108,7 @@ class PrefixTree:
 
     def _walk(self, tokens: Sequence[int]) -> tuple[_Node, int, int]:
         """As far as the tokens go: the last node, how many tokens that is, how many of the node's edge."""
-        node, at = self._root, 0
+        node, at, tokens = self._root, 0, tuple(tokens)  # as edges are, so that they are compared as they are
         while at < len(tokens) and tokens[at] in node.children:
             node = node.children[tokens[at]]
             same = common_length(node.edge, tokens[at : at + len(node.edge)])

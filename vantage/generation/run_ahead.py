@@ -18,14 +18,14 @@ from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.limits import GenerationLimits
 from vantage.generation.running_samples import RunningSample
 from vantage.generation.scheduler import Scheduler
-from vantage.spec.sampling import PendingSteps
+from vantage.spec.sampling import Chosen, PendingSteps
 
 SECONDS_TOGETHER = 0.1  # seconds that steps may take together on a CPU
 LEAST_LEFT = 4  # of the longest answer: with fewer to come nothing more is launched before these are read
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LaunchedSteps:
     """Steps under way."""
 
@@ -33,11 +33,24 @@ class LaunchedSteps:
     ends: list[int]  # tokens that each row holds after them
     steps: int
     pending: PendingSteps
+    after: LaunchedSteps | None = None  # those of the same samples that they go on from, until these are taken
+    taken: bool = False
 
     def apply_to(self, i: int) -> bool:
         """Whether sample i still stands where these steps began: it may have ended or been put back."""
         sample = self.samples[i]
         return sample.stage == "decode" and sample.cache is not None and sample.fed == self.ends[i] - self.steps
+
+    def awaited(self) -> bool:
+        """Whether some sample stands where these steps began, or will once those before them are taken."""
+        if self.after is not None and not self.after.taken:
+            return self.after.awaited()
+        return any(self.apply_to(i) for i in range(len(self.samples)))
+
+    def take(self) -> Chosen:
+        """What was chosen; waits for it."""
+        self.taken, self.after = True, None
+        return self.pending.read()
 
 
 @final
@@ -64,7 +77,7 @@ class RunAhead:
     def _of(self, samples: list[RunningSample]) -> LaunchedSteps | None:
         """What is under way for any of these, taken out of the list; what nobody waits for any more goes as well."""
         mine = {id(sample) for sample in samples}
-        self._launched = [one for one in self._launched if any(one.apply_to(i) for i in range(len(one.samples)))]
+        self._launched = [one for one in self._launched if one.awaited()]
         for i, one in enumerate(self._launched):
             if any(id(sample) in mine for sample in one.samples):
                 return self._launched.pop(i)
@@ -95,7 +108,7 @@ class RunAhead:
         started = perf_counter()
         pending = self._passes.decode_ahead(samples, steps, choices, None if after is None else after.pending)
         self._seconds = (perf_counter() - started) / steps
-        return None if pending is None else LaunchedSteps(samples, [n + steps for n in fed], steps, pending)
+        return None if pending is None else LaunchedSteps(samples, [n + steps for n in fed], steps, pending, after)
 
     def _steps(self, samples: Sequence[RunningSample], fed: Sequence[int], coming: int) -> int:
         """How many tokens may be computed at once: within the positions there are, and not far past all answers."""

@@ -22,7 +22,7 @@ from vantage.model import Model
 def token_ids(name: str, tokens: Sequence[int] | Tensor) -> tuple[int, ...]:
     """The tokens of an argument, as whole numbers."""
     listed = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
-    if {*map(type, listed)} <= {int}:  # a long prompt is looked at once, not token by token
+    if [*map(type, listed)].count(int) == len(listed):  # a long prompt is looked at once, not token by token
         return tuple(listed)
     for token in listed:
         if not isinstance(token, int) or isinstance(token, bool):

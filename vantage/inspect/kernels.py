@@ -22,6 +22,7 @@ from vantage.kernels import chooser, explain
 from vantage.model import Model
 from vantage.model.lowered.choice import step_choice
 from vantage.model.packed import PackedLinear
+from vantage.spec.devices import generation_device
 from vantage.spec.parts import Attended, Context, Kernel, Need, View
 from vantage.spec.positions import Pair, Positions
 
@@ -79,7 +80,7 @@ def kernel_choices(
 ) -> list[KernelChoice]:
     """What ``kernel="auto"`` takes in one pass over so many tokens, in every layer. ``device=None``: a GPU if there is
     one."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or generation_device().type
     if device == "cuda" and not torch.cuda.is_available():
         raise Refused("there is no GPU here to ask for: leave the device out, or say cpu")
     if model.encoder is not None:
@@ -105,7 +106,7 @@ def kernel_choices(
 
 def step_kernel(model: Model, device: str | None = None) -> KernelChoice:
     """Which way a step with a cache runs, in the place of a kernel."""
-    way = step_choice(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    way = step_choice(model, device or generation_device().type)
     return KernelChoice(STEP, way.name, way.others)
 
 

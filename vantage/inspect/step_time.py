@@ -61,7 +61,8 @@ def training_time(spec: ModelSpec, mesh: MeshShape, rates: DeviceRates, *, conte
     """A forward and a backward pass in bfloat16, the gradients brought together; the optimiser is left out."""
     (forward, *_) = cost(spec, context=context, batch=batch).passes
     divided_by = {"head": mesh.context, "embedding": mesh.context}  # which every tensor share has whole
-    operations = sum(part.needed / divided_by.get(part.name, mesh.devices) for part in forward.parts)
+    of_a_row = mesh.tensor * mesh.context  # ``batch`` counts the rows of a device
+    operations = sum(part.needed / divided_by.get(part.name, of_a_row) for part in forward.parts)
     sent = sum(mesh_cost(spec, mesh, context=context, batch=batch).sent["training step"].values())
     return StepTime((1 + BACKWARD) * operations / rates.flops, sent / rates.link)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
-from vantage.kernels.cudnn_operator import CudnnAttention
+from vantage.kernels.cudnn_operator import attend, forward_op, side_by_side, suits
 from vantage.kernels.documents import document_starts
 from vantage.kernels.fused import Fused, constant_when_compiled
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
@@ -20,6 +21,10 @@ from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Positions
 from vantage.spec.registry import Entry
+from vantage.spec.rounding import ceil_div, next_power_of_2
+
+if TYPE_CHECKING:
+    from vantage.kernels.gpu.cudnn_calls import PassCalls
 
 SHORTEST = 512  # queries from which on a plan is worth its time
 PAYS_AFTER = 5e14  # operations in which a plan of 0.2 s is won back: 450 and 560 TFLOP/s, fused and planned
@@ -65,30 +70,23 @@ class Cudnn:
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None
-        mask = visible(need.mask, pair)
-        flags = mask_flags(mask)
-        if flags is None or not _stands_last(flags, pair):
+        sinks = need.sinks
+        if torch.compiler.is_compiling():
+            if (made := _graph(q_BHTd, view.k, view.v, pair, need)) is None:
+                return self.elsewhere(q_BHTd, view, pair, need)
+            sinks = None if sinks is None else sinks.float() / need.temperature
+            return Attended(forward_op(q_BHTd, view.k, view.v, sinks, made.options, made.scale)[0])
+        layers_share = (need.mask, need.scale, need.temperature, need.bias is None, sinks is None)
+        key = ("cudnn", layers_share, *(_layout(x) for x in (q_BHTd, view.k, view.v)))
+        shared = pair.once(key, lambda: _layer_calls(q_BHTd, view.k, view.v, pair, need))
+        if shared is None:
             return self.elsewhere(q_BHTd, view, pair, need)
-        cool = 1 / need.temperature
-        documents = _rounded(view.pos) if flags.segments else (0, 0)
-        assert documents is not None, "documents that were not refused"
-        q, k, v = (_laid_out(x, packed=documents[0] > 0) for x in (q_BHTd, view.k, view.v))
-        offsets, lengths = _documents(pair, *documents, _token_strides(q, k, v)) if documents[0] else (None, None)
-        options = [
-            flags.causal,
-            q.shape[2] != k.shape[2] and flags.causal,
-            flags.window,
-            need.bias is not None,
-            *documents,
-            documents[0] > 0 and pair.q.known.empty,
-        ]
-        sinks = None if need.sinks is None else need.sinks.float() * cool
-        options, scale = [int(x) for x in options], need.scale * cool
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            out, _ = CudnnAttention.apply(q, k, v, sinks, offsets, lengths, options, scale)
-        else:  # autograd's own work is half of a call's time on the host
-            out, _ = CudnnAttention.forward(q, k, v, sinks, offsets, lengths, options, scale)
-        return Attended(out)
+        q, k, v = (
+            x if as_it_is else side_by_side(x)
+            for x, as_it_is in zip((q_BHTd, view.k, view.v), shared.as_they_are, strict=True)
+        )
+        sinks = None if sinks is None else sinks.float() / need.temperature
+        return Attended(attend(q, k, v, sinks, shared.calls))
 
 
 # ---- what it refuses
@@ -169,6 +167,55 @@ def _refuses_shape(q: Tensor, view: View) -> str | None:
 # ---- what it hands to cuDNN
 
 
+class Graph(NamedTuple):
+    """What a graph is told: offsets and lengths of documents, gpu/cudnn_graphs.GraphOptions, the scale."""
+
+    offsets: Tensor | None
+    lengths: Tensor | None
+    options: list[int]
+    scale: float
+
+
+class LayerCalls(NamedTuple):
+    """What layers of a pass share whose tensors lie alike."""
+
+    calls: PassCalls
+    as_they_are: tuple[bool, bool, bool]  # q, k and v need no copy
+
+
+def _layer_calls(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> LayerCalls | None:
+    from vantage.kernels.gpu.cudnn_calls import PassCalls
+
+    graph = _graph(q, k, v, pair, need)
+    if graph is None:
+        return None
+    q_, k_, v_ = (suits(x, packed=graph.offsets is not None) for x in (q, k, v))
+    return LayerCalls(PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths), (q_, k_, v_))
+
+
+def _graph(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Graph | None:
+    """``None``: the queries are not the last of the keys."""
+    assert need.temperature is not None
+    flags = mask_flags(visible(need.mask, pair))
+    if flags is None or not _stands_last(flags, pair):
+        return None
+    documents = _rounded(pair.k) if flags.segments else (0, 0)
+    assert documents is not None, "documents that were not refused"
+    offsets = lengths = None
+    if packed := documents[0] > 0:
+        strides = _token_strides(q, k, v, *(suits(x, packed=True) for x in (q, k, v)))
+        offsets, lengths = _documents(pair, *documents, strides)
+    options = [
+        flags.causal,
+        q.shape[2] != k.shape[2] and flags.causal,
+        flags.window,
+        need.bias is not None,
+        *documents,
+        packed and pair.q.known.empty,
+    ]
+    return Graph(offsets, lengths, [int(x) for x in options], need.scale / need.temperature)
+
+
 def _stands_last(flags: MaskFlags, pair: Pair) -> bool:
     """Whether the queries are the last of the keys, all of them where there are documents."""
     if flags.segments:
@@ -186,25 +233,20 @@ def _rounded(at: Positions) -> tuple[int, int] | None:
     if at.known.documents is None:
         return None
     count, longest = at.known.documents
-    step = max(128, (1 << (longest - 1).bit_length()) // 8)  # at most four lengths between two powers of two
-    return 1 << (count - 1).bit_length(), -(-longest // step) * step
+    step = max(128, next_power_of_2(longest) // 8)  # at most four lengths between two powers of two
+    return next_power_of_2(count), ceil_div(longest, step) * step
 
 
-def _laid_out(x: Tensor, *, packed: bool) -> Tensor:
-    """As it is, if the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
-    tokens at one distance; else a copy with the heads of a token side by side."""
-    numbers = 16 // x.element_size()
-    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
-    one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
-    if even and one_distance and x.stride(2) > 0:
-        return x
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+def _layout(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.storage_offset() % (16 // x.element_size())
 
 
-def _token_strides(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+def _token_strides(q: Tensor, k: Tensor, v: Tensor, *as_they_are: bool) -> tuple[int, ...]:
     """From one token to the next: of q, k, v, the output, the log-sum-exp, and the gradients of q, k and v."""
     (_, H, _, d), (_, G, _, e) = q.shape, v.shape
-    return q.stride(2), k.stride(2), v.stride(2), H * e, H, H * d, G * d, G * e
+    alone = H * d, G * d, G * e
+    given = (x.stride(2) if kept else n for x, kept, n in zip((q, k, v), as_they_are, alone, strict=True))
+    return *given, H * e, H, *alone
 
 
 def _documents(pair: Pair, most: int, longest: int, strides: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -3,21 +3,26 @@ imported when it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+if TYPE_CHECKING:
+    from vantage.kernels.gpu.cudnn_calls import PassCalls
+
 
 @torch.library.custom_op("vantage::cudnn_attend", mutates_args=())
 def forward_op(
-    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], options: list[int], scale: float
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, options: list[int], scale: float
 ) -> tuple[Tensor, Tensor]:
+    """For a compiler, which has no documents. How tensors lie is looked at here: in what it traces, that breaks a
+    graph."""
     from vantage.kernels.gpu import cudnn_calls
 
-    return cudnn_calls.attend(q, k, v, tensors, options, scale)
+    q, k, v = (laid_out(x) for x in (q, k, v))
+    return cudnn_calls.attend(q, k, v, sinks, cudnn_calls.PassCalls(options, scale))
 
 
 @torch.library.custom_op("vantage::cudnn_attend_back", mutates_args=())
@@ -28,72 +33,104 @@ def backward_op(
     out: Tensor,
     stats: Tensor,
     grad: Tensor,
-    tensors: list[Tensor | None],
+    sinks: Tensor | None,
     options: list[int],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from vantage.kernels.gpu import cudnn_calls
 
-    return cudnn_calls.attend_back(q, k, v, out, stats, grad, tensors, options, scale)
+    q, k, v = (laid_out(x) for x in (q, k, v))
+    calls = cudnn_calls.PassCalls(options, scale)
+    dq, dk, dv, d_sinks = cudnn_calls.attend_back(q, k, v, sinks, out, stats, grad, calls)
+    return dq, dk, dv, q.new_zeros(q.shape[1], dtype=torch.float32) if d_sinks is None else d_sinks
 
 
 @forward_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, tensors: Any, options: list[int], scale: Any) -> tuple[Tensor, Tensor]:
-    return empty_outputs(q, v, documents=tensors[1] is not None)
+def _(q: Tensor, k: Tensor, v: Tensor, sinks: Any, options: list[int], scale: Any) -> tuple[Tensor, Tensor]:
+    return empty_outputs(q, v, documents=False)
 
 
 @backward_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, out: Any, stats: Any, grad: Any, tensors: Any, options: Any, scale: Any):
+def _(q: Tensor, k: Tensor, v: Tensor, out: Any, stats: Any, grad: Any, sinks: Any, options: Any, scale: Any):
     return (*empty_gradients(q, k, v), q.new_empty(q.shape[1], dtype=torch.float32))
 
 
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.options, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    q, k, v, sinks, out, stats = ctx.saved_tensors
+    dq, dk, dv, d_sinks = backward_op(q, k, v, out, stats, grad, sinks, ctx.options, ctx.scale)
+    return dq, dk, dv, None if sinks is None else d_sinks, None, None
+
+
+forward_op.register_autograd(_gradients, setup_context=_keep)
+
+
 class CudnnAttention(torch.autograd.Function):
-    """q (B, H, T, d), k and v (B, G, S, d or e), sinks, offsets and lengths of documents, options, scale."""
+    """Without a compiler: q, k, v, sinks, and the calls of the pass. The context comes first, and no function of its own fills
+    it: torch would read the signature in every call."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, *tensors, options, scale = inputs
-        return _forward()(q, k, v, tensors, options, scale)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, calls: PassCalls) -> Tensor:
+        from vantage.kernels.gpu import cudnn_calls
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.options, ctx.scale = inputs
-        ctx.save_for_backward(*tensors, *output)
-        ctx.mark_non_differentiable(output[1])
+        out, stats = cudnn_calls.attend(q, k, v, sinks, calls)
+        ctx.save_for_backward(q, k, v, sinks, out, stats)
+        ctx.calls = calls
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] (as wrapped)
-        q, k, v, *tensors, out, stats = ctx.saved_tensors
-        dq, dk, dv, d_sinks = _backward()(q, k, v, out, stats, grads[0], tensors, ctx.options, ctx.scale)
-        return dq, dk, dv, None if tensors[0] is None else d_sinks, None, None, None, None
+        from vantage.kernels.gpu import cudnn_calls
+
+        q, k, v, sinks, out, stats = ctx.saved_tensors
+        return *cudnn_calls.attend_back(q, k, v, sinks, out, stats, grads[0], ctx.calls), None
 
 
-def _forward() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The operator for a compiler; without one the call itself, which starts sooner."""
-    if torch.compiler.is_compiling():
-        return forward_op
+def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, calls: PassCalls) -> Tensor:
+    """Without gradients autograd's own work, half of a call's time on the host, is left out."""
+    if torch.is_grad_enabled():
+        return CudnnAttention.apply(q, k, v, sinks, calls)
     from vantage.kernels.gpu import cudnn_calls
 
-    return cudnn_calls.attend
+    return cudnn_calls.attend(q, k, v, sinks, calls)[0]
 
 
-def _backward() -> Callable[..., tuple[Tensor, ...]]:
-    if torch.compiler.is_compiling():
-        return backward_op
-    from vantage.kernels.gpu import cudnn_calls
+def suits(x: Tensor, *, packed: bool) -> bool:
+    """Whether the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
+    tokens at one distance."""
+    numbers = 16 // x.element_size()
+    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
+    one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
+    return even and one_distance and x.stride(2) > 0
 
-    return cudnn_calls.attend_back
+
+def side_by_side(x: Tensor) -> Tensor:
+    """A copy with the heads of a token side by side."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    return x if suits(x, packed=False) else side_by_side(x)
 
 
 def empty_outputs(q: Tensor, v: Tensor, *, documents: bool) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, e), and the log-sum-exp (B, H, T, 1); with documents heads of a token lie side by side in it."""
-    B, H, T, _ = q.shape
-    out = q.new_empty(B, T, H, v.shape[3]).transpose(1, 2)
-    shape = (B, T, H, 1) if documents else (B, H, T, 1)
-    stats = q.new_empty(shape, dtype=torch.float32)
-    return out, stats.transpose(1, 2) if documents else stats
+    (B, H, T, _), e = q.shape, v.shape[3]
+    out = q.new_empty_strided((B, H, T, e), (T * H * e, e, H * e, 1))
+    strides = (T * H, 1, H, 1) if documents else (H * T, T, 1, 1)
+    return out, q.new_empty_strided((B, H, T, 1), strides, dtype=torch.float32)
 
 
 def empty_gradients(*xs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in xs)
+    """Heads of a token side by side."""
+
+    def empty(x: Tensor) -> Tensor:
+        B, H, T, d = x.shape
+        return x.new_empty_strided((B, H, T, d), (T * H * d, d, H * d, 1))
+
+    return tuple(empty(x) for x in xs)

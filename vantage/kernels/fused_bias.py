@@ -102,17 +102,18 @@ def _pieces(form: RatioPieces | RatioNetwork, pair: Pair, cool: float, heads: Se
     """One: (H, pieces, 2). Two: c, then the break points from the fifth number on, then a number for each query that
     makes log2(1 + c·distance) the ratio. Behind the last break point there are some at infinity, in whole groups.
 
-    Of a network that does not learn now, one kernel makes both: as operations of torch they would take longer to start
-    than attention takes at 4,096 tokens."""
+    Of a network one kernel makes both: as operations of torch they would take longer to start than attention takes at
+    4,096 tokens."""
     n = break_points(form)
     groups = max(1, (1 << max(n - 1, 0).bit_length()) // GROUP)
     more = (groups + 1) * GROUP - n
     if isinstance(form, RatioNetwork):
         weights = (form.inner, form.inner_bias, form.outer, form.outer_bias, form.c, form.limit)
-        if pair.q.known.first is not None and not learns(*weights) and not torch.compiler.is_compiling():
-            from vantage.kernels.gpu.piece_tables import piece_tables
+        if pair.q.known.first is not None and not torch.compiler.is_compiling():
+            from vantage.kernels.gpu.piece_tables import PieceTables
 
-            one, two = piece_tables(weights, form.eps, cool, heads, pair.q.known.first, pair.q.shape[1], n + more)
+            numbers = (form.eps, cool, heads[0] * heads[1], pair.q.known.first, pair.q.shape[1], n + more)
+            one, two = PieceTables.apply(*weights, numbers)
             return BiasTensors(NUMBERS[RatioNetwork], one, two, 0, one.shape[1], banks=groups)
         form = form.pieces()
     pieces = torch.stack((form.slopes, form.offsets), -1).float()
@@ -172,7 +173,7 @@ def distance_keys(form: DistanceKeys, flags: MaskFlags, pair: Pair, block: int, 
     if form.queries is not None:
         one = form.queries.to(q.dtype)
     elif form.offset is not None:
-        one = (keys * form.offset.to(keys.dtype)[:, None]).sum(-1, dtype=torch.float32)  # without a wider copy of keys
+        one = _float(form.offset, 1.0)
     return BiasTensors(DISTANCE_KEYS, one, keys, low, keys.shape[1], factor=(form.factor,), own=form.queries is None)
 
 

@@ -17,6 +17,7 @@ BY_KEY = 6
 PIECES = 7
 DISTANCE_KEYS = 10  # has kernels of its own: gpu/distance_operators.py
 COUNTS = 11  # and so has this: gpu/count_operators.py
+SUMS_OF_ROWS = (*TABLES, BY_KEY, COUNTS)  # forms whose gradients need the sum of each row of the scores' gradient
 
 
 class FusedPlan(NamedTuple):
@@ -85,19 +86,17 @@ def _(q: Tensor, k: Tensor, v: Tensor, out: Any, lse: Any, grad: Any, grad_lse: 
 
 class FusedAttention(torch.autograd.Function):
     """q (B, H, T, d), k and v (B, G, S, d or e), two tensors of the bias, sinks, places, tile ranges,
-    what the pass for Hopper reads besides, plan, factors."""
+    what the pass for Hopper reads besides, plan, factors. The context comes first, and is not filled by a function of
+    its own: torch would read the signature in every call."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, *tensors, plan, factors = inputs
-        return _forward()(q, k, v, tensors, plan, factors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, plan, factors = inputs
-        ctx.save_for_backward(*tensors, *output)
+        out, lse = _forward()(q, k, v, tensors, plan, factors)
+        ctx.save_for_backward(q, k, v, *tensors, out, lse)
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.factors = plan, factors
+        return out, lse
 
     @staticmethod
     @once_differentiable
@@ -109,11 +108,14 @@ class FusedAttention(torch.autograd.Function):
         dq, dk, dv, one, two, delta = _backward()(q, k, v, out, lse, grad, grad_lse, tensors, ctx.plan, ctx.factors)
         plan, sinks = FusedPlan(*ctx.plan), tensors[2]
         d_one, d_two, d_sinks = None, None, None
-        if plan.learned or plan.form == DISTANCE_KEYS or sinks is not None:
+        by_rows = plan.learned and plan.form in SUMS_OF_ROWS
+        if not by_rows and sinks is None:
+            d_one, d_two = _bias_gradients(plan, one, two, delta)
+        else:
             shared = delta if grad_lse is None else delta - grad_lse
             to_sink = _weight_of_sinks(sinks, lse)
             # a row of the scores' gradient adds up to what the sink takes, since weights add up to one
-            row_sums = torch.where(lse == float("-inf"), 0.0, delta - shared * (1 - to_sink))
+            row_sums = torch.where(lse == float("-inf"), 0.0, delta - shared * (1 - to_sink)) if by_rows else delta
             d_one, d_two = _bias_gradients(plan, one, two, row_sums)
             if plan.learned and plan.form == COUNTS:
                 one[..., -1] += (row_sums * ctx.factors[2]).to(one.dtype)
@@ -128,8 +130,10 @@ class FusedAttention(torch.autograd.Function):
 
 def attend(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. Without gradients autograd's own work, half of a call's time on the host, is left out."""
-    differentiable = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    return FusedAttention.apply(*inputs) if differentiable else FusedAttention.forward(*inputs)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return FusedAttention.apply(*inputs)
+    q, k, v, *tensors, plan, factors = inputs
+    return _forward()(q, k, v, tensors, plan, factors)
 
 
 def _forward() -> Callable[..., tuple[Tensor, Tensor]]:

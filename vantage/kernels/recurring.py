@@ -5,10 +5,23 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 PASSES = 3  # in which a shape must have come
+_planning = ContextVar("planning", default=True)
+
+
+@contextmanager
+def without_plans() -> Iterator[None]:
+    """No shape has a plan, and none is counted: a pass that must give the same bits whatever ran before it."""
+    token = _planning.set(False)
+    try:
+        yield
+    finally:
+        _planning.reset(token)
 
 
 @dataclass
@@ -35,6 +48,8 @@ class RecurringShapes:
 
     def planned(self, shape: Hashable, of: object, operations: float) -> bool:
         """Whether to plan for this shape now. ``of``: an object that is another one in each pass, its positions."""
+        if not _planning.get():
+            return False
         with self._lock:
             if shape in self._planned:
                 return True

@@ -17,6 +17,7 @@ from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry, Refusal
 
 AT_EASE = 2**23  # numbers of a mask or bias up to which forming them costs no more than to start another kernel
+MANY_PAIRS = 2**27  # of all rows and heads, from which on looking at a mask or bias for each costs more than that
 UNPLANNED = 4_096  # queries from which on a GPU's attention without a plan is slower than the fused kernel
 TILED = 64  # queries from which on a CPU's attention in tiles is the faster one
 PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
@@ -52,18 +53,22 @@ class Sdpa:
             return 0  # one query: whatever is formed is no larger than the keys
         if need.bias is not None:
             return rows * H * T * S
+        if view.pos.segment is not None or known.first is None:
+            return rows * T * S
         parts = {part for part in conjuncts(need.mask) if part not in (Everything(), SameSegment())}
-        plain = view.pos.segment is None and known.first is not None and (not parts or (parts == {Causal()} and T == S))
-        return 0 if plain else rows * T * S
+        return 0 if not parts or (parts == {Causal()} and T == S) else rows * T * S
 
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
         """To a kernel that forms nothing. On a CPU wherever tiles can run; on a GPU where a mask or bias would be
-        large, and where torch has no plan for a long row, without which its attention is half as fast."""
+        large or looked at often, and where torch has no plan for a long row, without which its attention is half as
+        fast."""
         if q.device.type == "cpu":
             return q.shape[-2] >= TILED
         if q.device.type != "cuda" or q.shape[-2] == 1:
             return False
-        if self.forms(need, q, view) > AT_EASE:
+        formed = self.forms(need, q, view)
+        pairs = q.shape[0] * q.shape[1] * q.shape[2] * view.k.shape[2]
+        if formed > AT_EASE or (formed and pairs >= MANY_PAIRS):
             return True
         return q.shape[-2] >= UNPLANNED and q.element_size() == 2 and not plans_pay(q, view)
 

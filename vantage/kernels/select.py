@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from vantage.errors import BadInput, Refused, unknown
@@ -102,6 +103,31 @@ def _all_automatic() -> list[Candidate]:
 
 
 def _first_willing(need: Need, q: Tensor, view: View) -> Kernel:
+    """The kernel that runs. On a GPU layers that ask for the same are answered once in a pass: asking every kernel
+    takes longer there than some rows take."""
+    kept, key = view.pos.memo, _kept_by(need, q, view)
+    if key is not None and key in kept:
+        return kept[key]
+    candidate = _willing(need, q, view)
+    kernel = _not_too_large(candidate, need, q, view)
+    if key is not None and candidate.yields is not None:  # one that does not yield now has its plan, and keeps it
+        kept[key] = kernel
+    return kernel
+
+
+def _kept_by(need: Need, q: Tensor, view: View) -> Hashable | None:
+    """All that a kernel looks at; ``None``: what it looks at may change within a pass."""
+    if q.device.type != "cuda" or torch.compiler.is_compiling():
+        return None
+    if need.bias is not None or need.value_bias is not None or need.sinks is not None or view.selected is not None:
+        return None
+    asked = (need.mask, need.scale, need.softcap, need.normalise, need.dropout, need.weights, need.lse)
+    modes = torch.is_grad_enabled(), torch._C._are_functorch_transforms_active()
+    k, v = view.k, view.v
+    return ("kernel", asked, modes, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+
+
+def _willing(need: Need, q: Tensor, view: View) -> Candidate:
     """The first that does not refuse; where it yields, the first willing one of those that form nothing."""
     device, yielding = q.device.type, None
     for candidate in _automatic or _all_automatic():
@@ -115,9 +141,9 @@ def _first_willing(need: Need, q: Tensor, view: View) -> Kernel:
         elif candidate.yields is not None and candidate.yields(need, q, view):
             yielding = yielding or candidate
         else:
-            return _not_too_large(candidate, need, q, view)
+            return candidate
     assert yielding is not None, "the reference kernel never refuses"
-    return _not_too_large(yielding, need, q, view)
+    return yielding
 
 
 def _not_too_large(candidate: Candidate, need: Need, q: Tensor, view: View) -> Kernel:

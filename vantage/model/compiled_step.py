@@ -135,6 +135,11 @@ def _placed(pos: Positions, top: int, cache: ModelCache) -> OpenStep | None:
     if len(placed) < len(steps):
         return None
     number = {id(ledger): i for i, ledger in enumerate(cache.ledgers)}
+    for layer in cache.layers:
+        i, store = number[id(layer.ledger)], layer.store
+        store.reserve(steps[i].places)
+        if any(_equal_by_chance(buffer) for buffer in placed[i].shown(steps[i], store.tensors)):
+            return None
     layers = []
     for layer in cache.layers:
         i, store = number[id(layer.ledger)], layer.store
@@ -148,3 +153,13 @@ def _placed(pos: Positions, top: int, cache: ModelCache) -> OpenStep | None:
         if one.table is not None:
             torch._dynamo.maybe_mark_dynamic(one.table, 1)
     return OpenStep(pos.pos, top, pos.known.same_rows, pos.length, placed, layers)
+
+
+def _equal_by_chance(shown: Tensor) -> bool:
+    """Whether numbers of a view that have nothing to do with each other are the same: where it begins, how far its rows
+    and heads lie apart, how many places it has. A compiler takes that for a rule, and compiles once more when it no
+    longer holds; such a step runs without it. They are few: a row that is exactly full, rows of one block each."""
+    places, begins = shown.shape[-2], shown.storage_offset()
+    full = places * shown.stride(-2)
+    apart = [stride for stride, n in zip(shown.stride()[:-2], shown.shape[:-2], strict=True) if n > 1]
+    return full in apart or (begins > 1 and begins in (places, full, *apart)) or places in apart

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vantage.errors import BadInput, Refused
 from vantage.model.linear import dense
 from vantage.model.summary import describe
-from vantage.spec.abilities import Divisible
+from vantage.spec.abilities import Divisible, TokenExchange
 from vantage.spec.fingerprint import LATER
 from vantage.spec.model import FeedForwardConfig
 from vantage.spec.operations import module_operations, weights_of
@@ -104,41 +104,112 @@ class Experts:
                 raise Refused(f"{type(part).__name__}, the {name} of these experts, does not say how it is divided")
         return replace(self, **{name: cast(Divisible, part).divided(ranks, width) for name, part in parts.items()})
 
+    @property
+    def chosen(self) -> int:
+        return self.router.k
+
+    def of_experts(self, first: int, count: int) -> SomeExperts:
+        """What a process has that holds these experts: the router and the shared expert are everybody's."""
+        return SomeExperts(self, first, count)
+
     def build(self, width: int) -> nn.Module:
         return _Experts(self, width)
+
+
+@dataclass(frozen=True)
+class SomeExperts:
+    """``held`` of the experts, from ``first`` on; other processes have the rest. Tokens are exchanged with them."""
+
+    whole: Experts
+    first: int
+    held: int
+
+    def describe(self) -> str:
+        return f"{describe(self.whole)}, of which {self.held} from {self.first} on"
+
+    def divided(self, ranks: int, width: int) -> SomeExperts:
+        """A share of each of these."""
+        return replace(self, whole=self.whole.divided(ranks, width))
+
+    def build(self, width: int) -> nn.Module:
+        return _Experts(self.whole, width, range(self.first, self.first + self.held))
+
+
+class NumberedExperts(nn.ModuleDict):
+    """Some of the experts, by their numbers among all of them: a parameter is called as in the whole model."""
+
+    def forward(self, x_MD: Tensor, expert_M: Tensor) -> Tensor:
+        """What the expert of each row makes of it. One that no row goes to runs as well: it has a gradient, of 0."""
+        out = torch.zeros_like(x_MD)
+        for number, expert in self.items():
+            (row,) = (expert_M == int(number)).nonzero(as_tuple=True)
+            out = out.index_add(0, row, expert(x_MD[row]))
+        return out
 
 
 class _Experts(nn.Module):
     asks_host = "which tokens go to an expert is read by the host"
 
-    def __init__(self, config: Experts, width: int):
+    def __init__(self, config: Experts, width: int, held: range | None = None):
         super().__init__()
         self.weigh_input, self.scale, self.k = config.weigh_input, config.scale, config.router.k
         self.router = config.router.build(width, config.count)
-        self.experts = nn.ModuleList(config.expert.build(width) for _ in range(config.count))
+        self.exchange: TokenExchange | None = None
+        self.experts = (
+            nn.ModuleList(config.expert.build(width) for _ in range(config.count))
+            if held is None
+            else NumberedExperts({str(e): config.expert.build(width) for e in held})
+        )
         self.shared = None if config.shared is None else config.shared.build(width)
         self.shared_gate = dense(width, 1, False) if config.shared_gate else None
 
     def forward(self, x_BTD: Tensor, ctx: Context | None = None) -> Tensor:
         x = x_BTD.flatten(0, -2)
         weights, chosen = self.router(x)
-        out = torch.zeros_like(x)
-        for e, expert in enumerate(self.experts):
-            token, slot = (chosen == e).nonzero(as_tuple=True)
-            weight = weights[token, slot, None]
-            expert_out = expert(x[token] * weight) if self.weigh_input else expert(x[token]) * weight
-            out = out.index_add(0, token, expert_out)
+        out = self._by_all(x, weights, chosen) if self.numbered is None else self._exchanged(x, weights, chosen)
         if self.shared is not None:
             shared = self.shared(x)
             out = out + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
         return (out if self.scale == 1.0 else out * self.scale).view_as(x_BTD)
 
+    @property
+    def numbered(self) -> NumberedExperts | None:
+        """The experts that are here, where others have the rest."""
+        return self.experts if isinstance(self.experts, NumberedExperts) else None
+
+    def exchange_by(self, exchange: TokenExchange) -> None:
+        """From now on tokens go to the experts of other processes in this way."""
+        self.exchange = exchange
+
+    def _by_all(self, x_ND: Tensor, weights_NK: Tensor, chosen_NK: Tensor) -> Tensor:
+        out = torch.zeros_like(x_ND)
+        for e, expert in enumerate(cast(nn.ModuleList, self.experts)):
+            token, slot = (chosen_NK == e).nonzero(as_tuple=True)
+            weight = weights_NK[token, slot, None]
+            expert_out = expert(x_ND[token] * weight) if self.weigh_input else expert(x_ND[token]) * weight
+            out = out.index_add(0, token, expert_out)
+        return out
+
+    def _exchanged(self, x_ND: Tensor, weights_NK: Tensor, chosen_NK: Tensor) -> Tensor:
+        """The same, where each token goes to the processes that have its experts, and comes back."""
+        if self.exchange is None or self.numbered is None:
+            raise Refused("these are some of the experts, and nothing leads to the others: use ExpertParallel.cut")
+        token = torch.arange(len(x_ND), device=x_ND.device).repeat_interleave(chosen_NK.shape[1])
+        weight = weights_NK.reshape(-1, 1)
+        sent = x_ND[token] * weight if self.weigh_input else x_ND[token]
+        done = self.exchange(sent, chosen_NK.flatten(), self.numbered)
+        return torch.zeros_like(x_ND).index_add(0, token, done if self.weigh_input else done * weight)
+
     def operations(self, tokens: int) -> int:
         beside = (part for part in (self.shared, self.shared_gate) if part is not None)
         shared = sum(module_operations(part, tokens) for part in beside)
-        return module_operations(self.router, tokens) + self.k * module_operations(self.experts[0], tokens) + shared
+        return module_operations(self.router, tokens) + self.k * module_operations(self._one, tokens) + shared
 
     def weights_read(self, tokens: int) -> int:
         """Of many experts, at most one for each token sent."""
         idle = max(0, len(self.experts) - tokens * self.k)
-        return weights_of(self) - idle * weights_of(self.experts[0])
+        return weights_of(self) - idle * weights_of(self._one)
+
+    @property
+    def _one(self) -> nn.Module:
+        return next(self.experts.children())

@@ -1,8 +1,10 @@
-"""One model over several processes: the tokens of a pass (context parallel), or heads and columns (tensor parallel)."""
+"""One model over several processes: the tokens of a pass (context parallel), heads and columns (tensor parallel), or
+experts."""
 
 from vantage.parallel.context import ContextParallel, ContextShare
 from vantage.parallel.cut import Cut
+from vantage.parallel.experts import ExpertParallel
 from vantage.parallel.tensor import TensorParallel
 from vantage.parallel.wire import Wire
 
-__all__ = ["ContextParallel", "ContextShare", "Cut", "TensorParallel", "Wire"]
+__all__ = ["ContextParallel", "ContextShare", "Cut", "ExpertParallel", "TensorParallel", "Wire"]

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, cast
 
@@ -65,6 +65,11 @@ def ending_together() -> Iterator[None]:
             raise PeerEnded(other) from e
         _end_watch(f"{type(e).__name__}: {e}" if str(e) else type(e).__name__)
         raise
+
+
+def when_another_ends(listener: Callable[[str], None]) -> None:
+    """Before this process ends because another has: the reason is told, in another thread, and ``GRACE_S`` are left."""
+    _listeners.append(listener)
 
 
 def _end_watch(reason: str | None) -> None:
@@ -126,10 +131,15 @@ class DeathWatch:
                 reason = self._look()
             except RuntimeError:
                 reason = "the process that holds the store of the group has ended"
-            if reason is not None and not self._over.wait(GRACE_S):
+            if reason is None:
+                continue
+            for listener in _listeners:
+                listener(reason)
+            if not self._over.wait(GRACE_S):
                 sys.stderr.write(f"vantage: {reason}\n")
                 sys.stderr.flush()
                 os._exit(1)
 
 
 _watches: list[DeathWatch] = []  # of the group that was joined
+_listeners: list[Callable[[str], None]] = []

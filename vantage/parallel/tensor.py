@@ -19,7 +19,7 @@ from vantage.errors import Refused
 from vantage.model import Model, empty_model
 from vantage.model.linear import replace_module
 from vantage.parallel.head_probe import check_heads
-from vantage.parallel.parameter_cut import parameter_cuts, sublayers
+from vantage.parallel.parameter_cut import ParameterCut, parameter_cuts, sublayers
 from vantage.parallel.wire import Wire
 from vantage.spec.abilities import DividesByHead, Divisible
 from vantage.spec.model import Layer, ModelSpec
@@ -43,8 +43,7 @@ class TensorParallel:
         """This process's share of a whole model, which every process has alike."""
         share = empty_model(self.own, model.kernel)
         put_parameters(share, {name: self.take(name, p.detach()).clone() for name, p in model.named_parameters()})
-        share.tokenizer, share.config, share.image_processor = model.tokenizer, model.config, model.image_processor
-        return self.connect(share).train(model.training)
+        return self.connect(with_companions(share, model))
 
     def connect(self, share: Model) -> Model:
         """From now on the sublayers of this share sum up with those of the other processes."""
@@ -87,12 +86,17 @@ class TensorParallel:
                 p.grad = torch.zeros_like(p)
             if not cut.maps:
                 wire.sum(p.grad)
-            for m, own in zip(cut.maps, cut.split(p.grad), strict=True):
-                if m.shards < wire.size:
-                    at = m.start(wire.rank, wire.size) - m.first
-                    every = own.new_zeros([m.whole if d == cut.dim else n for d, n in enumerate(own.shape)])
-                    every.narrow(cut.dim, at, m.own).copy_(own)
-                    own.copy_(wire.sum(every).narrow(cut.dim, at, m.own))
+            self.sum_shared(cut, p.grad)
+
+    def sum_shared(self, cut: ParameterCut, gradient: Tensor) -> None:
+        """Sum what several processes know of the rows that they all have, in place."""
+        wire = self.wire
+        for m, own in zip(cut.maps, cut.split(gradient), strict=True):
+            if m.shards < wire.size:
+                at = m.start(wire.rank, wire.size) - m.first
+                every = own.new_zeros([m.whole if d == cut.dim else n for d, n in enumerate(own.shape)])
+                every.narrow(cut.dim, at, m.own).copy_(own)
+                own.copy_(wire.sum(every).narrow(cut.dim, at, m.own))
 
     def norm(self, gradients: Mapping[str, Tensor], others: Iterable[Tensor] = ()) -> Tensor:
         """The norm of all gradients together, by the names of the parameters; what several have counts once.
@@ -112,8 +116,10 @@ class TensorParallel:
     def whole_tensor(self, name: str, share: Tensor) -> Tensor:
         """A parameter, or something of its shape, put together from the shares of all processes."""
         cut = self.cuts[name]
-        if not cut.maps:
-            return share
+        return self.joined(cut, share) if cut.maps else share
+
+    def joined(self, cut: ParameterCut, share: Tensor) -> Tensor:
+        """The whole of what is cut in this way."""
         whole = torch.empty(cut.shape, dtype=share.dtype, device=share.device)
         for rank, part in enumerate(self.wire.gather_parts(share)):
             cut.put(part, whole, rank, self.wire.size)
@@ -124,8 +130,7 @@ class TensorParallel:
         """The whole model, on every process: one that is saved as any other."""
         model = empty_model(self.spec, share.kernel)
         put_parameters(model, {name: self.whole_tensor(name, p.detach()) for name, p in share.named_parameters()})
-        model.tokenizer, model.config, model.image_processor = share.tokenizer, share.config, share.image_processor
-        return model.train(share.training)
+        return with_companions(model, share)
 
 
 class LinearWithoutBias(nn.Module):
@@ -172,6 +177,12 @@ def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int) 
         qk=tuple(of_heads(part) for part in layer.qk),
         output=tuple(of_heads(part) for part in layer.output),
     )
+
+
+def with_companions(model: Model, other: Model) -> Model:
+    """The model, with what stands beside the parameters of another one that is the same."""
+    model.tokenizer, model.config, model.image_processor = other.tokenizer, other.config, other.image_processor
+    return model.train(other.training)
 
 
 def put_parameters(

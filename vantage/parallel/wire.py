@@ -87,6 +87,22 @@ class Wire:
         self.count("shift", sum(x.nbytes for x in sent))
         return received
 
+    def exchange_parts(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Rows for each process, one after the other, ``sent`` of them each; those that the others had for this one."""
+        x = x.contiguous()
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        dist.all_to_all_single(out, x, list(received), list(sent), group=self.group)
+        own = x[: sent[self.rank]].nbytes  # of as many rows, which stay here
+        self.count("exchange", x.nbytes - own)
+        return out
+
+    def broadcast(self, x: Tensor, rank: int) -> Tensor:
+        """What the process of this rank in the group has, in place."""
+        if self.size > 1:
+            dist.broadcast(x, self.peer(rank - self.rank), group=self.group)
+            self.count("broadcast", x.nbytes if rank == self.rank else 0)
+        return x
+
     def send(self, x: Tensor, offset: int) -> None:
         dist.send(x.contiguous(), self.peer(offset), group=self.group)
         self.count("state", x.nbytes)
@@ -109,6 +125,10 @@ class Wire:
         """What every process has, one after the other along ``dim``."""
         return x if self.size == 1 else _Gather.apply(x, dim, self)
 
+    def exchange(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """``exchange_parts``; gradients go back the way that the rows came."""
+        return _Exchange.apply(x, sent, received, self)
+
     def summed(self, x: Tensor) -> Tensor:
         """The sum of what every process has; each passes its gradient on as it is (Megatron's g)."""
         return x if self.size == 1 else _Sum.apply(x, self)
@@ -127,6 +147,17 @@ class _Gather(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.wire.scatter_sum(grads[0].chunk(ctx.wire.size, ctx.dim)), None, None
+
+
+class _Exchange(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: Sequence[int], received: Sequence[int], wire: Wire) -> Tensor:
+        ctx.sent, ctx.received, ctx.wire = sent, received, wire
+        return wire.exchange_parts(x, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.wire.exchange_parts(grads[0], ctx.received, ctx.sent), None, None, None
 
 
 class _Sum(Function):

@@ -57,6 +57,12 @@ def bound(pos: Positions, who: str) -> int:
     )
 
 
+def at_most(pos: Positions, who: str, most: int) -> int:
+    """The highest position, to be compared with the last that a part has; or what it cannot exceed, where that fits."""
+    limit = pos.known.limit
+    return limit if highest(pos) is None and limit is not None and limit <= most else bound(pos, who)
+
+
 def need_whole(pos: Positions, who: str) -> None:
     """Refuse fractional positions where there is one entry per whole number."""
     if pos.pos.is_floating_point():

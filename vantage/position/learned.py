@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
-from vantage.position.angles import bound, need_whole, rows
+from vantage.position.angles import at_most, need_whole, rows
 from vantage.spec.parts import INIT_STD, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
@@ -82,7 +82,7 @@ class LearnedInput(nn.Module):
         n = self.config.max_length
         if pos.known.pos is not None and pos.known.pos[0] < 0:
             raise BadInput(f"position {pos.known.pos[0]} has no row in a learned table: positions start at 0")
-        top = bound(pos, "a learned table")
+        top = at_most(pos, "a learned table", n - 1)
         if top >= n:
             raise BadInput(
                 f"position {top} is past the end of a learned table of {n} rows (0 to {n - 1}): shorten the input, "

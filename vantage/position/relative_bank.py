@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vantage.errors import BadInput
 from vantage.position.angles import need_whole
 from vantage.spec.forms import RowTable
 from vantage.spec.operations import AttentionWork
@@ -28,6 +29,11 @@ class RelativeBank:
     curves: int = field(default=16, metadata=parameter("learned curves over the distance", 1, 1_024))
 
     shared = False  # no annotation: not a field
+
+    def __post_init__(self) -> None:
+        for name, number in (("extent", self.extent), ("curves", self.curves)):
+            if number < 1:
+                raise BadInput(f"{name}={number}: use 1 or more")
 
     def describe(self) -> str:
         return f"relative bank of {self.extent}"

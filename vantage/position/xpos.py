@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
-from vantage.position.angles import angles, bound, frequencies, need_even, rows
+from vantage.position.angles import angles, at_most, frequencies, need_even, rows
 from vantage.position.rope import PAIRINGS, banded, check_pairing, join, rotate
 from vantage.spec.abilities import Bands, Effect
 from vantage.spec.parts import Parts, Shape
@@ -93,7 +93,8 @@ class FadingRotation(nn.Module):
         return pos.once((self.config, self.dim, dtype, sign), make)
 
     def _check(self, pos: Positions, dtype: torch.dtype) -> None:
-        top, last = bound(pos, "xPos"), self.config.last_position(dtype)
+        last = self.config.last_position(dtype)
+        top = at_most(pos, "xPos", last)
         if top > last:
             raise BadInput(
                 f"position {top} is past {last}, the last that xPos's factors can hold in {dtype}: "

@@ -28,6 +28,7 @@ from vantage.serve.guard import RequestGuard
 from vantage.serve.logs import ServerLog
 from vantage.serve.memory import give_back_regularly
 from vantage.serve.metrics import Metrics
+from vantage.serve.model_group import ModelGroup
 from vantage.serve.model_pool import Load, ModelPool
 from vantage.serve.model_responses import routes as model_responses
 from vantage.serve.model_responses.stored import StoredResponses
@@ -39,9 +40,15 @@ from vantage.serve.validation import explain
 from vantage.spec.devices import generation_device
 
 
-def create_app(settings: ServerSettings, *, load: Load | None = None, log: ServerLog | None = None) -> FastAPI:
+def create_app(
+    settings: ServerSettings,
+    *,
+    load: Load | None = None,
+    log: ServerLog | None = None,
+    group: ModelGroup | None = None,
+) -> FastAPI:
     """The server as an ASGI application. ``load``: how a model is had; by default with ``vt.load``."""
-    return assemble(settings, load=load, log=log)
+    return assemble(settings, load=load, log=log, group=group)
 
 
 def assemble(
@@ -50,11 +57,13 @@ def assemble(
     load: Load | None = None,
     log: ServerLog | None = None,
     within: Sequence[Middleware] = (),
+    group: ModelGroup | None = None,
 ) -> FastAPI:
-    """The application, with room for more. ``within``: what a request passes after the guard."""
+    """The application, with room for more. ``within``: what a request passes after the guard. ``group``: the processes
+    that its model lies over."""
     log = log or ServerLog(settings.logs)
     metrics = Metrics()
-    model_pool = ModelPool(settings, log, metrics, load or _loader(settings.batching))
+    model_pool = ModelPool(settings, log, metrics, load or _loader(settings.batching), group)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -70,6 +70,8 @@ def _look(
     model: Model, body: AttentionRequest, name: str, row: FinishedChoice, gone: threading.Event
 ) -> dict[str, Any]:
     keep = body.keep or "top8"
+    if model.parallel is not None:
+        raise bad(f"{name} lies over several processes, none of which has all heads: serve it in one to look inside")
     _check_size(model, body, keep, row)
 
     def stop_if_left(done: int, total: int) -> None:

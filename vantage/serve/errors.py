@@ -56,6 +56,10 @@ def draining() -> ApiError:
     return ApiError(503, "draining", "the server is shutting down: try another, or later", retry=5)
 
 
+def group_lost() -> ApiError:
+    return ApiError(503, "group_lost", "a process that has a share of this model is gone: ask again later", retry=10)
+
+
 def late() -> ApiError:
     return ApiError(504, "timeout", "the answer took longer than this server allows: ask for less, or later")
 

@@ -25,6 +25,7 @@ from vantage.serve.embedder import Embedder
 from vantage.serve.errors import ApiError, bad, draining, overloaded, unknown_model
 from vantage.serve.logs import ServerLog
 from vantage.serve.metrics import Metrics
+from vantage.serve.model_group import ModelGroup
 from vantage.serve.safe_tokenizer import SafeTokenizer, TokenTexts
 from vantage.serve.settings import ServedModel, ServerSettings
 from vantage.serve.worker import Worker
@@ -104,8 +105,11 @@ class _Slot:
 
 @final
 class ModelPool:
-    def __init__(self, settings: ServerSettings, log: ServerLog, metrics: Metrics, load: Load):
+    def __init__(
+        self, settings: ServerSettings, log: ServerLog, metrics: Metrics, load: Load, group: ModelGroup | None = None
+    ):
         self._settings, self._log, self._metrics, self._load = settings, log, metrics, load
+        self._group = group  # the processes that the model lies over
         self._slots = {served.name: _Slot(served) for served in settings.models}
         self._bases = {adapter.name: adapter.base for adapter in settings.adapters}
         self._one = asyncio.Lock()  # one load at a time: two would not know of each other's memory
@@ -219,7 +223,7 @@ class ModelPool:
         if model.generates:
             context = batching.capacity if context is None else min(context, batching.capacity)
             adapters = self._adapted(served, model)
-            runner = Worker(served.name, model, batching, limits.backlog, self._log, adapters)
+            runner = Worker(served.name, model, batching, limits.backlog, self._log, adapters, self._group)
             cache = batching.capacity * _token_bytes(model)
         elif model.spec.embedding.source is not None:
             raise Refused(f"{served.name} reads {model.spec.embedding.source}: a server speaks in texts")

@@ -18,6 +18,8 @@ from starlette.types import Message
 from vantage.cluster import HERE, address_of, joined, ray_part
 from vantage.errors import BadInput, Refused
 from vantage.serve.gateway import create_gateway, replica_answer
+from vantage.serve.model_group import check_divides
+from vantage.serve.ray_group import bundles
 from vantage.serve.run import run_app
 from vantage.serve.settings import ServerSettings
 
@@ -33,10 +35,11 @@ def serve_on_ray(settings: ServerSettings, *, ready: Callable[[str], None] | Non
         raise BadInput(
             f"--on {settings.on}: the server itself must be on a machine of the cluster. Run it there, with --on {HERE}"
         )
+    if settings.tensor_parallel > 1:
+        check_divides(settings)
     with joined(settings.on) as ray:
-        cores = cores_each(
-            [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]], settings.replicas
-        )
+        machines = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+        cores = cores_each(machines, settings.replicas, settings.tensor_parallel)
         with _deployed(settings, cores) as handle:
             replicas = RayReplicas(handle)
             app = create_gateway(settings, replicas)
@@ -44,13 +47,14 @@ def serve_on_ray(settings: ServerSettings, *, ready: Callable[[str], None] | Non
             run_app(app, settings, ready=ready)
 
 
-def cores_each(machines: Iterable[float], replicas: int) -> int:
-    """The most cores that every replica can have."""
+def cores_each(machines: Iterable[float], replicas: int, processes: int = 1) -> int:
+    """The most cores that each process of every replica can have."""
     available = [int(cores) for cores in machines]
     for each in range(max(available, default=0), 0, -1):
-        if sum(cores // each for cores in available) >= replicas:
+        if sum(cores // each for cores in available) >= replicas * processes:
             return each
-    raise Refused(f"{replicas} replicas want a core each, and the Ray cluster has {sum(available)}: ask for fewer")
+    want = "a core each" if processes == 1 else f"{processes} processes with a core each"
+    raise Refused(f"{replicas} replicas want {want}, and the Ray cluster has {sum(available)}: ask for fewer")
 
 
 def _gpus(settings: ServerSettings) -> int:
@@ -59,7 +63,7 @@ def _gpus(settings: ServerSettings) -> int:
     has_any = ray_part("ray").cluster_resources().get("GPU", 0) > 0
     if wanted.startswith("cuda") and not has_any:
         raise Refused(f"--device {wanted}: this Ray cluster has no GPU; leave it out, or use cpu")
-    return int(has_any and wanted != "cpu")
+    return int(has_any and wanted != "cpu" and settings.tensor_parallel == 1)
 
 
 @contextlib.contextmanager
@@ -85,9 +89,10 @@ def _deployed(settings: ServerSettings, cores: int) -> Iterator[Any]:
         graceful_shutdown_timeout_s=settings.limits.drain_s,
         graceful_shutdown_wait_loop_s=0.1,
         request_router_config={"request_router_class": "vantage.serve.ray_router.ChosenReplicaRouter"},
+        **bundles(settings, cores),
     )
     try:
-        handle = serve.run(deployment.bind(settings), name=NAME, route_prefix=None)
+        handle = serve.run(deployment.bind(settings, cores), name=NAME, route_prefix=None)
         yield handle.options(method_name="ask", stream=True)
     finally:
         if before:

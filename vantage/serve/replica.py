@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, final
 
+from fastapi import FastAPI
 from starlette.types import Message, Scope
 
 from vantage.serve.app import create_app
+from vantage.serve.model_group import ModelGroup, load_share
 from vantage.serve.settings import ServerSettings
 
 LEAVING_S = 2.0  # for the app to see that a client has left
@@ -17,8 +20,9 @@ LEAVING_S = 2.0  # for the app to see that a client has left
 
 @final
 class Replica:
-    def __init__(self, settings: ServerSettings):
-        self._app = create_app(settings)
+    def __init__(self, settings: ServerSettings, cores: int = 1):
+        """``cores`` of each process, where the model lies over several."""
+        self._app = _group_app(settings, cores) if settings.tensor_parallel > 1 else create_app(settings)
         self._begun: asyncio.Task[None] | None = None
         self._held = contextlib.AsyncExitStack()
 
@@ -71,3 +75,13 @@ class Replica:
 
     async def end(self) -> None:
         await self._held.aclose()
+
+
+def _group_app(settings: ServerSettings, cores: int) -> FastAPI:
+    """The application of the first process of a group, which starts the others."""
+    from vantage.serve.ray_group import RayGroup
+
+    group: ModelGroup = RayGroup(settings, cores)
+    return create_app(
+        replace(settings, preload=True), load=lambda served: load_share(served, settings.batching), group=group
+    )

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from vantage.errors import BadInput
 from vantage.serve.app import create_app
 from vantage.serve.logs import ServerLog, UvicornHandler
+from vantage.serve.model_group import ModelGroup
 from vantage.serve.model_pool import Backend, Load
 from vantage.serve.settings import ServerSettings
 
@@ -39,9 +40,15 @@ class Running(Protocol):
     abort: Callable[[Any], None]
 
 
-def serve(settings: ServerSettings, *, load: Load | None = None, ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    settings: ServerSettings,
+    *,
+    load: Load | None = None,
+    ready: Callable[[str], None] | None = None,
+    group: ModelGroup | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT. ``ready`` is told the address once requests are taken."""
-    run_app(create_app(settings, load=load), settings, ready=ready)
+    run_app(create_app(settings, load=load, group=group), settings, ready=ready)
 
 
 def run_app(app: FastAPI, settings: ServerSettings, *, ready: Callable[[str], None] | None = None) -> None:

@@ -144,6 +144,7 @@ class ServerSettings:
     preload: bool = False
     on: str = ""  # a cluster; nothing: this process
     replicas: int = 1
+    tensor_parallel: int = 1  # processes that the model lies over
     access: Access = Access()
     batching: Batching = Batching()
     limits: Limits = Limits()
@@ -162,10 +163,27 @@ class ServerSettings:
             address_of(self.on)
         elif self.replicas > 1:
             raise BadInput(f"{self.replicas} replicas without a cluster to have them on: say --on ray")
+        if self.tensor_parallel > 1:
+            self._check_group()
         if not loopback(self.host) and not self.access.keys and not self.access.allow_open:
             raise BadInput(
                 f"host {self.host}: other machines could reach this server, and no API key is set. "
                 "Set --api-key, or say --allow-open if everybody may use it"
+            )
+
+    def _check_group(self) -> None:
+        """What a model over several processes cannot be."""
+        if len(self.models) > 1:
+            raise BadInput(
+                f"--tensor-parallel with {len(self.models)} models: the processes step together, in one model"
+            )
+        if self.adapters:
+            raise BadInput("--tensor-parallel with --lora-modules: an adapter is made for whole weights")
+        if self.batching.dtype in ("int8", "int4"):
+            raise BadInput(f"--tensor-parallel with --dtype {self.batching.dtype}: blocks are made of whole weights")
+        if self.batching.device not in ("auto", "cpu"):
+            raise BadInput(
+                f"--tensor-parallel with --device {self.batching.device}: over processes it serves on CPUs only so far"
             )
 
     @property
@@ -234,6 +252,16 @@ OPTIONS = (
     ),
     Option("on", "", "on", str, "ray: replicas on the machines of a Ray cluster, which is joined or started"),
     Option("replicas", "", "replicas", int, "copies of the server on that cluster", 1, 4096),
+    Option(
+        "tensor_parallel",
+        "",
+        "tensor_parallel",
+        int,
+        "heads and columns over N processes: torchrun --nproc-per-node N -m vantage serve … --tensor-parallel N; "
+        "with --on ray, N processes of the cluster for each replica, without torchrun",
+        1,
+        4096,
+    ),
     Option("api_key", "access", "keys", tuple, "a key that requests must bear; may be given again"),
     Option("allow_open", "access", "allow_open", bool, "serve other machines without a key"),
     Option("allow_host", "access", "hosts", tuple, "a name this server goes by; may be given again"),

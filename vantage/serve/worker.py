@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from vantage.errors import VantageError
 from vantage.generation import Engine, Event, Request, Stats
+from vantage.generation.peers import Peers
 from vantage.model import Model
 from vantage.serve.engine_jobs import EngineJob, Submission
-from vantage.serve.errors import ApiError, bad, failed, overloaded
+from vantage.serve.errors import ApiError, bad, failed, group_lost, overloaded
 from vantage.serve.logs import ServerLog
 from vantage.serve.settings import Batching
+
+if TYPE_CHECKING:
+    from vantage.serve.model_group import ModelGroup
 
 SNAPSHOT_S = 0.2  # how old what /metrics shows may be
 REBUILD_S = 1.0  # between two attempts to make a new engine
@@ -47,9 +51,11 @@ class Worker:
         backlog: int,
         log: ServerLog,
         adapters: Mapping[str, Model] | None = None,
+        group: ModelGroup | None = None,
     ):
         self._name, self._model, self._batching, self._backlog, self._log = name, model, batching, backlog, log
-        self._adapters = adapters or {}
+        self._adapters, self._group = adapters or {}, group
+        self._lost: Exception | None = None  # why the processes of its group cannot go on
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: dict[Request, EngineJob] = {}
@@ -64,6 +70,8 @@ class Worker:
     def start(self) -> None:
         """Must run in the event loop that requests come from."""
         self._loop = asyncio.get_running_loop()
+        if self._group is not None:
+            self._group.watch(self._lose)
         self._thread.start()
 
     @contextlib.contextmanager
@@ -88,7 +96,10 @@ class Worker:
 
     def submit(self, submission: Submission, news: asyncio.Event) -> EngineJob:
         job = EngineJob(submission, self._backlog, self._drop, news)
-        self._inbox.put(lambda: self._submit(job))
+        if self._lost is None:
+            self._inbox.put(lambda: self._submit(job))
+        else:
+            job.fail(group_lost())
         return job
 
     def _drop(self, job: EngineJob) -> None:
@@ -96,7 +107,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Ends what runs, and the thread, if that ever began."""
-        if self._thread.ident is None:
+        if self._thread.ident is None or self._lost is not None:  # it may wait for a process that is gone
             return
         self._inbox.put(self._stop)
         await asyncio.to_thread(self._thread.join)
@@ -110,12 +121,15 @@ class Worker:
             try:
                 events = [] if self._engine.idle else self._engine.step()
             except Exception as e:  # the engine holds its own faults: whatever comes here has broken it
+                if self._group is not None:
+                    return self._lose(e)
                 self._rebuild(e)
                 continue
             self._deliver(events)
             now = time.monotonic()
             if now - last_snapshot > SNAPSHOT_S or self._engine.idle:
                 last_snapshot, self.snapshot = now, self._look()
+        self._engine.close()
 
     def _take(self, *, wait: bool) -> None:
         """Everything that was asked since the last step; waits for something where there is nothing else to do."""
@@ -128,6 +142,8 @@ class Worker:
         submission = job.submission
         if job.over:
             return
+        if self._lost is not None:
+            return self._tell(lambda: job.fail(group_lost()))
         try:
             request = self._engine.submit(
                 submission.tokens,
@@ -152,7 +168,7 @@ class Worker:
 
     def _cancel(self, job: EngineJob) -> None:
         request = next((request for request, one in self._jobs.items() if one is job), None)
-        if request is not None:
+        if request is not None and self._lost is None:
             del self._jobs[request]
             self._engine.cancel(request)
 
@@ -194,6 +210,17 @@ class Worker:
                 self._log.fault(self._name, "rebuild", e)
                 time.sleep(REBUILD_S)
 
+    def _lose(self, error: Exception) -> None:
+        """A process that has a share of the model is gone: this one's step fails, or never ends. From any thread."""
+        if self._lost is None and self._group is not None:
+            self._lost = error
+            self._log.fault(self._name, "group", error)
+            self.faults += 1
+            self._group.lost(error)
+            jobs = list(self._jobs.values())
+            self._tell(lambda: [job.fail(group_lost()) for job in jobs])
+            self._take(wait=False)
+
     def _stop(self) -> None:
         self._stopping = True
         jobs, self._jobs = list(self._jobs.items()), {}
@@ -213,17 +240,25 @@ class Worker:
         return Snapshot(self._engine.stats, waiting, sum(n for _, n in left) - waiting)
 
     def _new_engine(self) -> Engine:
-        b = self._batching
-        return Engine(
-            self._model,
-            capacity=b.capacity,
-            chunk=b.chunk or None,
-            rows=b.rows,
-            queue=b.rows + b.queue + 1,  # seats are counted before: this is never reached
-            batch_invariant=b.batch_invariant,
-            share_prefixes=b.share_prefixes,
-            adapters=self._adapters,
-        )
+        peers = None if self._group is None else self._group.peers()
+        return new_engine(self._model, self._batching, adapters=self._adapters, peers=peers)
+
+
+def new_engine(
+    model: Model, b: Batching, *, adapters: Mapping[str, Model] | None = None, peers: Peers | None = None
+) -> Engine:
+    """As a server's settings say. Every process of a group makes the same."""
+    return Engine(
+        model,
+        capacity=b.capacity,
+        chunk=b.chunk or None,
+        rows=b.rows,
+        queue=b.rows + b.queue + 1,  # seats are counted before: this is never reached
+        batch_invariant=b.batch_invariant,
+        share_prefixes=b.share_prefixes,
+        adapters=adapters,
+        peers=peers,
+    )
 
 
 def _bound(call: Callable[..., None], *args: object) -> Callable[[], None]:

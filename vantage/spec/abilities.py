@@ -5,6 +5,7 @@ A part that lacks one is treated as it comes: it multiplies no matrices, it is c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -22,6 +23,45 @@ class Divisible(Protocol):
     def divided(self, ranks: int, width: int) -> Any:
         """What each of so many has of it, in a model of this width: the sum of what they give is what it gives."""
         ...
+
+
+@runtime_checkable
+class SpreadsExperts(Protocol):
+    """The config of a feed-forward layer whose experts may lie whole on several processes."""
+
+    @property
+    def count(self) -> int:
+        """How many experts there are."""
+        ...
+
+    @property
+    def chosen(self) -> int:
+        """How many of them a token goes to."""
+        ...
+
+    def of_experts(self, first: int, count: int) -> Any:
+        """What a process has that holds these: its module can ``exchange_by``."""
+        ...
+
+
+class TokenExchange(Protocol):
+    """How rows come to the processes that have their experts, and back."""
+
+    def __call__(self, x_MD: Tensor, expert_M: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """What the expert of each row makes of it; ``experts`` are those that are here."""
+        ...
+
+
+@runtime_checkable
+class ExchangesTokens(Protocol):
+    """The module of such a layer."""
+
+    @property
+    def numbered(self) -> Any:
+        """The experts that are here, a module by their numbers; ``None``: all are."""
+        ...
+
+    def exchange_by(self, exchange: TokenExchange) -> None: ...
 
 
 @runtime_checkable

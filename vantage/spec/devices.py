@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from vantage.errors import BadInput
 
+DEFAULT = "VANTAGE_DEVICE"  # of the environment: taken where no device is named
+
 
 def best_device() -> str:
-    """A GPU that torch can use, NVIDIA's or AMD's ("cuda") or Apple's ("mps"), otherwise the processor."""
+    """What the environment names; otherwise a GPU that torch can use, NVIDIA's or AMD's ("cuda") or Apple's ("mps"); in
+    the end the processor."""
+    if named := os.environ.get(DEFAULT):
+        return named
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -28,8 +35,8 @@ def chosen_device(device: torch.device | str | None = None) -> torch.device:
 
 
 def generation_device(device: str = "auto") -> torch.device:
-    """Where a model generates: "auto" is a CUDA GPU where there is one, otherwise the processor. Apple's GPUs have no
+    """Where a model generates: "auto" is what the environment names, a CUDA GPU or the processor. Apple's GPUs have no
     float64, which drawing tokens needs, and are taken only when they are named."""
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = os.environ.get(DEFAULT) or ("cuda" if torch.cuda.is_available() else "cpu")
     return chosen_device(device)

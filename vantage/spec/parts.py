@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vantage.errors import Refused
+from vantage.errors import BadInput, Refused
 from vantage.spec.dense import Dense as Dense
 from vantage.spec.images import ImageTokens
 from vantage.spec.kept import StateCache
@@ -36,6 +36,11 @@ class Shape:
     key_dim: int  # width of a whole query or key head
     value_dim: int  # width of a value head
     rotary_dim: int  # width of what the q/k transforms see: key_dim, or MLA's decoupled share
+
+    def __post_init__(self) -> None:
+        for name in ("width", "key_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}={getattr(self, name)}: use 1 or more")
 
 
 # ---- position

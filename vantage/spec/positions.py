@@ -49,6 +49,7 @@ class Known:
     documents: tuple[int, int] | None = (
         None  # how many in all rows, and tokens of the longest; see ``packed_documents``
     )
+    limit: int | None = None  # no pos is higher, and perhaps none is as high; where ``pos`` is not known
 
     @staticmethod
     def run(first: int, rows: int, width: int) -> Known:
@@ -180,7 +181,10 @@ class Positions:
         real = mask.bool()
         rank = real.long().cumsum(1) - 1
         rank = rank if starts is None else rank + starts.to(rank.device)[:, None]
-        return Positions.of(torch.where(real, rank, EMPTY))
+        where = Positions.of(torch.where(real, rank, EMPTY))
+        if starts is not None or where.known.pos is not None:
+            return where
+        return replace(where, known=replace(where.known, limit=rank.shape[1] - 1))
 
     @staticmethod
     def packed(lengths: Sequence[Sequence[int]], *, width: int | None = None) -> Positions:

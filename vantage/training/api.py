@@ -41,6 +41,9 @@ PLACES = {
     "patience": "evaluate.patience",
     "min_delta": "evaluate.min_delta",
     "seed": "seed",
+    "tensor_parallel": "parallel.tensor",
+    "context_parallel": "parallel.context",
+    "expert_parallel": "parallel.experts",
 }
 
 
@@ -64,6 +67,9 @@ def train(
     patience: int | None = None,
     min_delta: float | None = None,
     seed: int | None = None,
+    tensor_parallel: int | None = None,
+    context_parallel: int | None = None,
+    expert_parallel: int | None = None,
     out: str | Path | None = None,
     resume: bool | str | Path = False,
     device: torch.device | str | None = None,
@@ -93,6 +99,8 @@ def train(
     patience, min_delta: stop after so many evaluations without a loss that is better by more than min_delta; the model
         with the best loss is kept.
     seed: of new weights, the order of the data and dropout. Default: 0.
+    tensor_parallel, context_parallel, expert_parallel: how many of the processes that torchrun has started share the
+        heads and columns, the tokens of a row, the experts. The rest have rows of their own. Default: 1 each.
     out: the folder of the run. Default: runs/NAME after a recipe or file, else runs/train-1, -2, and so on.
     resume: go on from the last checkpoint in that folder, to the bit; more steps make a finished run longer. A run from
         settings needs nothing else: vt.train(resume="runs/copy", steps=2000).

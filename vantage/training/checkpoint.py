@@ -13,9 +13,9 @@ import errno
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -29,7 +29,12 @@ from vantage.errors import CheckpointError
 from vantage.files import PART, remove_folder, replace_folder, sha256_of
 from vantage.training.distributed import World
 
-__all__ = ["STATE", "folder_name", "metadata", "prune", "read", "steps", "verified_metadata", "write"]
+if TYPE_CHECKING:
+    from vantage.training.mesh_shares import MeshShares
+
+__all__ = ["STATE", "folder_name", "metadata", "prune", "read", "read_shares", "steps", "verified_metadata", "write"]
+
+PORTION = 256 * 2**20  # bytes of shares whose wholes are read at a time
 
 
 def write(
@@ -53,8 +58,8 @@ def write(
         world.wait()
         writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
         with _quiet():
-            if world.first or world.size > 1:  # else all have the same
-                save_parts(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
+            if world.first or _together(world):  # else the first has all of them
+                save_parts(dict(tensors), storage_writer=writer, no_dist=not _together(world))
         world.wait()
         if world.first:
             if describe is not None:
@@ -79,19 +84,52 @@ def prune(folder: Path, keep: int, world: World) -> None:
 def read(folder: Path, step: int, into: Mapping[str, Tensor], world: World) -> None:
     """Fill these tensors. Every one must be there, in its shape, and none besides. ``facts`` has checked the files."""
     here = folder / folder_name(step)
-    reader = HuggingFaceStorageReader(str(here))
-    stored_tensors = reader.read_metadata().state_dict_metadata
-    for name, tensor in into.items():
+    check(here, {name: tuple(tensor.shape) for name, tensor in into.items()}, into)
+    with _quiet():
+        load_parts(dict(into), storage_reader=HuggingFaceStorageReader(str(here)), no_dist=not _together(world))
+
+
+def read_shares(folder: Path, step: int, into: Mapping[str, Tensor], shares: MeshShares) -> None:
+    """Fill tensors that are shares of what is stored. Each is read whole, so not all of them at a time."""
+    here = folder / folder_name(step)
+    check(here, {key: tuple(shares.room(key, x).shape) for key, x in into.items()}, shares.all_names(into))
+    for keys in _portions(into):
+        stored = {key: shares.room(key, into[key]) for key in keys}
+        with _quiet():
+            load_parts(stored, storage_reader=HuggingFaceStorageReader(str(here)), no_dist=True)
+        for key in keys:
+            shares.take(key, stored[key], into[key])
+
+
+def check(here: Path, shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]) -> None:
+    """Refuse a checkpoint that has other tensors than these ``names``, or others of these shapes."""
+    stored_tensors = HuggingFaceStorageReader(str(here)).read_metadata().state_dict_metadata
+    for name, shape in shapes.items():
         stored = stored_tensors.get(name)
         if not isinstance(stored, TensorStorageMetadata):
             raise CheckpointError(f"{here} has no {name}: it is of another model or another optimiser")
-        if tuple(stored.size) != tuple(tensor.shape):
-            shapes = f"{tuple(stored.size)} there, {tuple(tensor.shape)} here"
-            raise CheckpointError(f"{here}: {name} is {shapes}: it is of another model")
-    if extra := sorted(set(stored_tensors) - set(into)):
+        if tuple(stored.size) != shape:
+            raise CheckpointError(f"{here}: {name} is {tuple(stored.size)} there, {shape} here: it is of another model")
+    if extra := sorted(set(stored_tensors) - set(names)):
         raise CheckpointError(f"{here} has {extra[0]}, which is not wanted here: it is of another model or optimiser")
-    with _quiet():
-        load_parts(dict(into), storage_reader=HuggingFaceStorageReader(str(here)), no_dist=world.size == 1)
+
+
+def _portions(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Names of tensors that are together no larger than ``PORTION``, or one that is."""
+    keys, size = list[str](), 0
+    for key, x in tensors.items():
+        if keys and size + x.nbytes > PORTION:
+            yield keys
+            keys, size = [], 0
+        keys.append(key)
+        size += x.nbytes
+    if keys:
+        yield keys
+
+
+def _together(world: World) -> bool:
+    """Whether every process writes and reads its own part: all have the same model, and different shards of it."""
+    return world.shards > 1 and not world.cut
 
 
 # ---- files

@@ -7,6 +7,7 @@ token, sequence to sequence and classification differ in what a batch holds and 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,8 @@ TRITON = find_spec("triton") is not None
 class TokenLearner(nn.Module):
     """A decoder that predicts the next token, or an encoder with a head that predicts the hidden one."""
 
+    whole_rows = False  # whether logits need all tokens of a row
+
     def __init__(self, model: Model):
         super().__init__()
         if model.spec.head is None:
@@ -32,11 +35,21 @@ class TokenLearner(nn.Module):
         self.core = model
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.core(batch.tokens, positions=batch.positions)
+        return self.core(**self.inputs(batch))
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """What the model is given."""
+        return {"tokens": batch.tokens, "positions": batch.positions}
+
+    def outputs(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        """Logits of these hidden states."""
+        return self.core.head(hidden_BTD)
 
 
 class PairLearner(nn.Module):
     """An encoder-decoder: reads the source, predicts the target."""
+
+    whole_rows = False
 
     def __init__(self, model: Model):
         super().__init__()
@@ -45,10 +58,16 @@ class PairLearner(nn.Module):
         self.core = model
 
     def forward(self, batch: Batch) -> Tensor:
+        return self.core(**self.inputs(batch))
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
         source: Tensor | EncoderOutput | None = batch.source
         if batch.source is not None and batch.source_mask is not None:
             source = self.core.encode(batch.source, mask=batch.source_mask)
-        return self.core(batch.tokens, positions=batch.positions, source=source)
+        return {"tokens": batch.tokens, "positions": batch.positions, "source": source}
+
+    def outputs(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        return self.core.head(hidden_BTD)
 
 
 class RecurrentLearner(nn.Module):
@@ -67,6 +86,8 @@ class RecurrentLearner(nn.Module):
 class Classifier(nn.Module):
     """One class for each row, from the mean of the hidden states of its tokens or from the last of them."""
 
+    whole_rows = True
+
     def __init__(self, model: Model, classes: int, pool: str = "mean", seed: int = 0):
         super().__init__()
         if pool not in ("mean", "first", "last"):
@@ -78,8 +99,13 @@ class Classifier(nn.Module):
         nn.init.zeros_(self.classes.bias)
 
     def forward(self, batch: Batch) -> Tensor:
-        hidden = self.core.hidden(batch.tokens, positions=batch.positions)
-        return self.classes(self._pooled(hidden, batch.positions))
+        return self.outputs(self.core.hidden(**self.inputs(batch)), batch)
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        return {"tokens": batch.tokens, "positions": batch.positions}
+
+    def outputs(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        return self.classes(self._pooled(hidden_BTD, batch.positions))
 
     @torch.inference_mode()
     def classify(self, text: str) -> str:

@@ -31,11 +31,11 @@ from vantage.training.evaluate import evaluate
 from vantage.training.learners import Learner
 from vantage.training.log import Reporter, ScoreRecord, StepRecord, TrainLog, read_log
 from vantage.training.memory import keep_freed_memory
+from vantage.training.mesh_shares import MeshShares
 from vantage.training.optimise import Averaged, Optimiser
 from vantage.training.optimise.tensors import reshard, whole
 from vantage.training.sections import Best
 from vantage.training.settings import TrainSettings
-from vantage.training.tensor_shares import TensorShares
 from vantage.training.train_step import StepResult, TrainStep
 
 
@@ -52,7 +52,7 @@ class TrainState:
     device: torch.device
     world: World
     ahead: bool = True  # whether the data bear another thread
-    shares: TensorShares | None = None  # where the model lies over processes
+    shares: MeshShares | None = None  # where the model lies over processes
     describe: Callable[[Path], None] | None = None  # writes into a checkpoint what vt.load needs to know of the model
 
 
@@ -199,7 +199,7 @@ class Loop:
         step, batches = pending.step, pending.batches
         saved = checkpoint.steps(self.folder / "checkpoints")
         world = self.state.world
-        where = save_batch(self.folder, step + 1, batches, why, world.rank if world.size > 1 else None)
+        where = save_batch(self.folder, step + 1, batches, why, world.rank if world.several else None)
         back = f"the last checkpoint is of step {saved[-1]}" if saved else "there is no checkpoint yet"
         ways = "Begin anew with a lower optimiser.lr"
         if isfinite(loss) and isfinite(float(pending.result.norm)):
@@ -315,17 +315,15 @@ class Loop:
         return tensors
 
     def _stored(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As a checkpoint has them: whole, wherever the model lies."""
+        """As a checkpoint has them: whole, wherever the model lies. Then the first process alone has them."""
         return tensors if self.state.shares is None else self.state.shares.whole(tensors)
 
     def _read(self, folder: Path, step: int, into: dict[str, Tensor]) -> None:
-        shares, world = self.state.shares, self.state.world
+        shares = self.state.shares
         if shares is None:
-            checkpoint.read(folder, step, into, world)
-            return
-        stored = shares.room(into)
-        checkpoint.read(folder, step, stored, world)
-        shares.take(stored, into)
+            checkpoint.read(folder, step, into, self.state.world)
+        else:
+            checkpoint.read_shares(folder, step, into, shares)
 
     def save(self) -> None:
         folder = self.folder / "checkpoints"

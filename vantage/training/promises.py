@@ -16,8 +16,8 @@ from typing import Any
 from vantage.errors import BadInput
 from vantage.training.tables import PROMISE, apply_change, settings_file
 
-# How often is saved, when somebody is alarmed and on how many cores: nothing of what is learned.
-ALWAYS = ("save", "guard", "loop.threads")
+# How often is saved, when somebody is alarmed, on how many cores and processes: nothing of what is learned.
+ALWAYS = ("save", "guard", "parallel", "loop.threads")
 
 
 @dataclass(frozen=True)

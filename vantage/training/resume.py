@@ -16,7 +16,16 @@ from vantage.training.settings import TrainSettings, settings_of, settings_table
 from vantage.training.tables import SETTINGS_FILE, check_run_folder, flat
 
 # What decides when a run ends, saves or warns, and not what it computes: it may be changed when a run goes on.
-FREE = ("save", "guard", "loop.steps", "loop.threads", "evaluate.goal", "evaluate.patience", "evaluate.min_delta")
+FREE = (
+    "save",
+    "guard",
+    "parallel",
+    "loop.steps",
+    "loop.threads",
+    "evaluate.goal",
+    "evaluate.patience",
+    "evaluate.min_delta",
+)
 SHOWN = 8  # differences in one message
 TOTAL, STEPS = "schedule.total", "loop.steps"
 

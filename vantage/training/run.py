@@ -15,15 +15,19 @@ from torch import Tensor, nn
 from vantage.checkpoints.pull import find
 from vantage.errors import BadInput, Refused, unknown
 from vantage.families import opened, tokenizer_of
-from vantage.model import Model
+from vantage.parallel import ContextParallel
 from vantage.spec.devices import chosen_device
+from vantage.spec.model import ModelSpec
+from vantage.training.batch import Batch
 from vantage.training.callbacks import Callbacks
-from vantage.training.compiled import compiled_loss, in_precision, loss_of, recompute, recompute_no_more
-from vantage.training.distributed import World, join, shard
+from vantage.training.compiled import Logits, compiled_loss, in_precision, loss_of, recompute, recompute_no_more
+from vantage.training.context_tokens import ContextTokens
+from vantage.training.distributed import World, blocks_of, join, shard, unshared
 from vantage.training.example_data import StreamedRows
 from vantage.training.learners import Classifier, Learner
 from vantage.training.log import Reporter, ScoreRecord, SilentReporter
 from vantage.training.loop import Loop, TrainState
+from vantage.training.mesh_shares import MeshShares
 from vantage.training.models import DataFacts, Loaded, ModelObject
 from vantage.training.optimise.tensors import reshard, whole
 from vantage.training.resume import claim
@@ -31,7 +35,6 @@ from vantage.training.saved_model import describe_model, save_trained
 from vantage.training.settings import LoopSettings, TrainSettings, settings_table
 from vantage.training.sources import OpenedData, OpenOptions, data_fingerprint
 from vantage.training.tables import SETTINGS_FILE
-from vantage.training.tensor_shares import TensorShares
 
 LOOKED_AT = 64  # examples, for how long rows are
 
@@ -63,12 +66,16 @@ class Run:
         report: Reporter | None = None,
         progress: Callable[[int, int], None] | None = None,
         callbacks: Sequence[Any] = (),
-        tensor_parallel: int = 1,
     ):
         self.settings, self.folder = settings, Path(folder)
         self.device = chosen_device(device)
-        self.world = join(self.device, tensor_parallel)
+        self.world = join(self.device, settings.parallel)
         if self.device.type == "cuda":
+            if self.world.local >= (gpus := torch.cuda.device_count()):
+                raise BadInput(
+                    f"process {self.world.local} of this machine has no GPU to itself, there are {gpus}: start as many "
+                    "processes as there are GPUs, or say --device cpu"
+                )
             self.device = torch.device("cuda", self.world.local)
             torch.cuda.set_device(self.device)
         self.report: Reporter = report if report is not None and self.world.first else SilentReporter()
@@ -78,7 +85,7 @@ class Run:
             "data": data_fingerprint(settings.data),
             "settings": json.loads(json.dumps(settings_table(settings), default=repr)),
         }
-        _check_processes(settings, self.world)
+        check_processes(settings, self.world)
         if note := claim(self.folder, resume, settings, self.origin, self.world):
             self.report.note(note)
         if settings.loop.threads is not None:
@@ -87,7 +94,7 @@ class Run:
             settings.model.reads, settings.seed, settings.loop.batch, _tokenizer(settings), progress=progress
         )
         self.opened: OpenedData = settings.data.open(opening)
-        if self.world.size > 1 and isinstance(self.opened.data, StreamedRows):
+        if self.world.several and isinstance(self.opened.data, StreamedRows):
             raise Refused("several processes share out examples by their number: give data with a length, as a list")
         settings = self.settings = replace(settings, loop=_in_rows(settings.loop, self.opened))
         self.requirements = DataFacts(self.opened.data.vocab, settings.seed, self.opened.classes)
@@ -105,17 +112,20 @@ class Run:
     def _loop(self) -> Loop:
         s = self.settings
         learner = s.model.learner(self.requirements).to(self.device)
-        shares = None if self.world.peers == 1 else TensorShares(learner, s)
-        blocks = _blocks(learner)
+        spec = learner.core.spec
+        shares = MeshShares(learner, s, self.world) if self.world.cut else None
+        blocks = blocks_of(learner)
         if s.loop.recompute:
             if not blocks:
                 raise Refused("loop.recompute: this model has no blocks to compute again; leave it out")
+            if self.world.context > 1 and isinstance(spec, ModelSpec) and any(shape.states for shape, _ in spec.caches):
+                raise Refused(
+                    "loop.recompute is not for layers with a state over parallel.context: leave one of them out"
+                )
             recompute(blocks)
         half = torch.bfloat16 if s.loop.precision == "bfloat16" else None
-        shard(learner, _unshared(blocks), self.world, self.device, half)
-        logits = in_precision(learner, half if self.world.size == 1 else None)
-        smoothing = s.loop.smoothing
-        loss = compiled_loss(logits, smoothing, self.report.note) if s.loop.compile else loss_of(logits, smoothing)
+        shard(learner, unshared(blocks), self.world, half)
+        logits, loss = self._computed(learner, half if self.world.shards == 1 else None)
         average = None if s.average is None else s.average.build(learner)
         state = TrainState(
             learner,
@@ -128,9 +138,21 @@ class Run:
             self.world,
             self.opened.ahead,
             shares,
-            functools.partial(describe_model, learner, self.opened.tokenizer),
+            functools.partial(describe_model, learner, spec, self.opened.tokenizer),
         )
         return Loop(s, state, self.folder, self.report, self.origin, self.callbacks)
+
+    def _computed(self, learner: Learner, half: torch.dtype | None) -> tuple[Logits, Callable[[Batch], Tensor]]:
+        """How logits and the loss of a batch come about."""
+        loop, parallel = self.settings.loop, self.settings.parallel
+        if self.world.context > 1:
+            over = ContextParallel(self.world.group("context"), cut=parallel.cut, exchange=parallel.exchange)
+            tokens = ContextTokens(learner, over, loop.smoothing)
+            return tokens.logits, tokens.loss
+        logits = in_precision(learner, half)
+        if loop.compile:
+            return logits, compiled_loss(logits, loop.smoothing, self.report.note)
+        return logits, loss_of(logits, loop.smoothing)
 
     @property
     def model(self) -> nn.Module:
@@ -174,7 +196,7 @@ class Run:
                 saved_to = save_trained(learner, self.opened, self.folder / "model", base, step=loop.step)
             self.world.wait()
         if self.settings.loop.recompute:
-            recompute_no_more(_blocks(state.learner))
+            recompute_no_more(blocks_of(state.learner))
         core = state.learner.eval().core
         core.tokenizer = self.opened.tokenizer
         if isinstance(state.learner, Classifier):
@@ -198,13 +220,20 @@ class Run:
 # ---- inside
 
 
-def _check_processes(settings: TrainSettings, world: World) -> None:
+def check_processes(settings: TrainSettings, world: World) -> None:
     """Refuse what several processes cannot divide among them."""
     batch, accumulate, size = settings.loop.batch, settings.loop.accumulate, world.size
     if world.several and accumulate == "auto":
         raise Refused("loop.accumulate = 'auto' is for one process: give a number where there are several")
     if world.several and isinstance(settings.model, ModelObject) and settings.model.model is not None:
         raise Refused("several processes build the model themselves: give its spec, or settings (model.is = 'loaded')")
+    if (world.cut or world.context > 1) and settings.loop.compile:
+        raise Refused("loop.compile is not for parallel.tensor, context or experts: leave it out")
+    if world.context > 1 and settings.loop.recompute and settings.parallel.exchange == "ring":
+        raise Refused(
+            "loop.recompute is not for parallel.exchange = 'ring', which knows the keys of a pass by its positions: "
+            "use 'gather'"
+        )
     if accumulate != "auto" and batch % (size * accumulate):
         raise BadInput(f"loop.batch = {batch} does not divide among {size} processes and {accumulate} parts")
 
@@ -229,18 +258,3 @@ def _tokenizer(settings: TrainSettings) -> Any:
     if not isinstance(settings.model, Loaded):
         return None
     return tokenizer_of(opened(find(settings.model.source), torch.float32))
-
-
-def _blocks(learner: nn.Module) -> list[nn.Module]:
-    """The blocks of every transformer in it: what is computed again, and shared out, one at a time."""
-    models = [module for module in learner.modules() if isinstance(module, Model)]
-    return [block for model in models for block in model.blocks]
-
-
-def _unshared(blocks: list[nn.Module]) -> list[nn.Module]:
-    """The blocks that share no parameter with another (T5's layers share their bias): those go with the whole."""
-    seen: dict[Tensor, int] = {}
-    for block in blocks:
-        for p in block.parameters():
-            seen[p] = seen.get(p, 0) + 1
-    return [block for block in blocks if all(seen[p] == 1 for p in block.parameters())]

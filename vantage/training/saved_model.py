@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -68,13 +69,16 @@ def _write(learner: Learner, opened: OpenedData, folder: Path, base: str | None)
         (folder / LABELS).write_text(json.dumps({"labels": list(opened.labels), "pool": learner.pool}))
 
 
-def describe_model(learner: Learner, tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Write into a checkpoint what it takes to make a model of its tensors. An adapter's are no whole model."""
+def describe_model(learner: Learner, spec: Any, tokenizer: Tokenizer | None, folder: Path) -> None:
+    """Write into a checkpoint what it takes to make a model of its tensors. An adapter's are no whole model.
+
+    ``spec`` is that of the whole model, of which other processes may have some.
+    """
     core = learner.core
     if not isinstance(core, Model) or adapted(core):
         return
     try:
-        config = built.config_of(core.spec if core.parallel is None else core.parallel.spec)
+        config = built.config_of(spec)
     except Refused:  # it holds a part that is in no registry: the run can go on, and nobody else can load it
         return
     kept = {name: value for name, value in (core.config or {}).items() if name in TOKENS}

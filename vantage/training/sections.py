@@ -129,6 +129,39 @@ class Save:
 
 
 @dataclass(frozen=True)
+class ParallelSettings:
+    """How the processes that torchrun has started share a run. They compute the same in any arrangement.
+
+    What is left of them, when these numbers are multiplied, has rows of its own; FSDP2 shares the weights out over all
+    that have different tokens.
+    """
+
+    tensor: int = 1  # processes that share the heads and columns of a model
+    context: int = 1  # that share the tokens of a row
+    experts: int = 1  # that share the experts, each with rows of its own
+    cut: Literal["contiguous", "zigzag"] = "contiguous"  # of the tokens
+    exchange: Literal["gather", "ring"] = "gather"  # of keys and values
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "context", "experts"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"parallel.{name}={getattr(self, name)}: give at least 1")
+
+    def rows(self, processes: int) -> int:
+        """How many groups of so many processes have rows of their own."""
+        each = self.tensor * self.context * self.experts
+        if processes % each:
+            axes = [f"{name}={n}" for name in ("tensor", "context", "experts") if (n := getattr(self, name)) > 1]
+            are = "is 1" if processes == 1 else f"are {processes}"
+            raise BadInput(
+                f"parallel {', '.join(axes)} needs {each} processes, or a multiple of that, and there {are}: start "
+                f"with torchrun --nproc-per-node {each} -m vantage train …, or change the numbers "
+                "(--tensor-parallel, --context-parallel, --expert-parallel)"
+            )
+        return processes // (self.tensor * self.context)
+
+
+@dataclass(frozen=True)
 class GuardSettings:
     """``spike``: how many nats above the median of the last 100 steps a loss may stand; 0 for no limit."""
 
@@ -146,6 +179,7 @@ PLAIN: dict[str, tuple[type, ...]] = {
     "evaluate": (Evaluate,),
     "save": (Save,),
     "guard": (GuardSettings,),
+    "parallel": (ParallelSettings,),
 }
 
 
@@ -159,6 +193,13 @@ def check_sections(table: Mapping[str, Any]) -> None:
             reader.value(section, reduce(or_, classes), name, f"settings.{name}", 0)
     if "seed" in table:
         check_seed(reader.value(table["seed"], int, "seed", "settings.seed", 0))
+
+
+def parallel_of(table: Mapping[str, Any]) -> ParallelSettings:
+    """What a table of settings says of the processes."""
+    section = with_part_name(table.get("parallel", {}), ParallelSettings)
+    reader = Reader(MOST, PartNames(error=BadInput, loose=True))
+    return reader.value(section, ParallelSettings, "parallel", "settings.parallel", 0)
 
 
 def check_seed(seed: int) -> None:

@@ -28,6 +28,7 @@ from vantage.training.sections import (
     Evaluate,
     GuardSettings,
     LoopSettings,
+    ParallelSettings,
     Save,
     check_seed,
     with_part_name,
@@ -53,6 +54,7 @@ class TrainSettings:
     save: Save = Save()
     guard: GuardSettings = GuardSettings()
     average: Average | None = None
+    parallel: ParallelSettings = ParallelSettings()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,9 +64,9 @@ class TrainSettings:
 
     def fingerprint(self) -> str:
         """Two runs with the same one compute the same: how often they save does not count, nor how long they go on,
-        nor when somebody should be alarmed."""
+        nor when somebody should be alarmed, nor over which processes they lie."""
         table = settings_table(self)
-        for name in ("save", "guard"):
+        for name in ("save", "guard", "parallel"):
             del table[name]
         for name in ("steps", "threads"):
             del table["loop"][name]

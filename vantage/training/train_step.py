@@ -41,8 +41,8 @@ class TrainStep:
     def __call__(self, step: int, batches: list[Batch]) -> StepResult:
         s, state, world = self.settings, self.state, self.state.world
         count = sum(batch.target_count for batch in batches)  # in host memory: no device is asked
-        if world.size > 1:
-            count = int(world.total(torch.tensor(count, device=state.device)))
+        if world.shards > 1:  # all processes of a row count the same targets
+            count = int(world.total(torch.tensor(count, device=state.device))) // world.context
         targets = max(count, 1)
         loss = self._gradient(step, batches, targets)
         norm = clip(state.learner.parameters(), s.loop.clip) if state.shares is None else state.shares.clip(s.loop.clip)
@@ -90,9 +90,11 @@ class TrainStep:
         loss = torch.zeros((), dtype=torch.float64, device=state.device)
         for i, batch in enumerate(pieces):
             self._sync(i == len(pieces) - 1)
+            if world.context > 1:  # whose processes draw apart once a pass is under way
+                self._seed(step, i)
             part = state.loss(batch.to(state.device))
             # FSDP takes the mean over the processes; the loss is the mean over all targets, wherever they are
-            (part * (world.size / targets)).backward()
+            (part * (world.shards / targets)).backward()
             loss += part.detach().double()
         return loss
 
@@ -109,9 +111,10 @@ class TrainStep:
     def _sync(self, last: bool) -> None:
         """With several processes, gradients are sent with the last part of a batch only."""
         learner: Any = self.state.learner
-        if self.state.world.size > 1:
+        if self.state.world.shards > 1:
             learner.set_requires_gradient_sync(last)
 
-    def _seed(self, step: int) -> None:
-        key = f"{self.settings.seed} {step} {self.state.world.part}".encode()
+    def _seed(self, step: int, piece: int | None = None) -> None:
+        of_piece = "" if piece is None else f" {piece}"
+        key = f"{self.settings.seed} {step} {self.state.world.part}{of_piece}".encode()
         torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "little"))

@@ -6,6 +6,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -21,9 +22,10 @@ def model(sharded: bool) -> vt.Model:
     # an odd number of rows in some weights, so that shards differ in size
     m = vt.build(vt.decoder(vocab=51, width=30, layers=2, heads=3, ffn=vt.FeedForward(17))).double()
     if sharded:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))  # a machine's GPUs are left alone
         for block in m.blocks:
-            fully_shard(block)
-        fully_shard(m)
+            fully_shard(block, mesh=mesh)
+        fully_shard(m, mesh=mesh)
     return m
 
 

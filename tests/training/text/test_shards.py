@@ -249,6 +249,7 @@ prepare([sys.argv[1], sys.argv[2]], Bytes(), sys.argv[3], shard=4, progress=prog
 """
 
 
+@pytest.mark.sampled
 def test_killed_in_the_middle_nothing_half_done_is_found(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text("some text of " + name)

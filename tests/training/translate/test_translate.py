@@ -73,6 +73,7 @@ def model(data):
     return model.eval()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("beams", [1, 3])
 def test_it_translates_what_it_has_not_seen(model, data, beams):
     sources, wanted = zip(*data.valid, strict=True)

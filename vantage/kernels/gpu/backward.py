@@ -29,6 +29,17 @@ from vantage.kernels.gpu.tiles import (
 from vantage.kernels.gpu.values import by_distance, value_term
 
 
+@triton.jit
+def _dot_rows(OUT, DO, ob, oh, ot, gb, gh, gt, b, h, i, T, E: tl.constexpr, E_TILE: tl.constexpr):
+    """Output times its gradient of some rows."""
+    c = tl.arange(0, E_TILE)
+    inside = (i < T)[:, None] & (c < E)[None, :]
+    row = i.to(tl.int64)[:, None]
+    o = tl.load(OUT + b * ob + h * oh + row * ot + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    do = tl.load(DO + b * gb + h * gh + row * gt + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.sum(o * do, 1)
+
+
 @triton.jit(do_not_specialize=LENGTHS)
 def dot_rows(
     OUT, DO, DELTA, ob, oh, ot, gb, gh, gt, T, blocks,
@@ -36,15 +47,28 @@ def dot_rows(
 ):  # fmt: skip
     """DELTA: output times its gradient, row by row."""
     at = (tl.program_id(0) // blocks).to(tl.int64)
-    b = at // H
-    h = at % H
     i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    c = tl.arange(0, E_TILE)
-    inside = (i < T)[:, None] & (c < E)[None, :]
-    row = i.to(tl.int64)[:, None]
-    o = tl.load(OUT + b * ob + h * oh + row * ot + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    do = tl.load(DO + b * gb + h * gh + row * gt + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    tl.store(DELTA + at * T + i, tl.sum(o * do, 1), mask=i < T)
+    delta = _dot_rows(OUT, DO, ob, oh, ot, gb, gh, gt, at // H, at % H, i, T, E, E_TILE)
+    tl.store(DELTA + at * T + i, delta, mask=i < T)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def row_lines(
+    OUT, DO, LSE, GRAD_LSE, DELTA, LINE, SHARED, ob, oh, ot, gb, gh, gt, T, blocks, H: tl.constexpr, E: tl.constexpr,
+    E_TILE: tl.constexpr, BLOCK: tl.constexpr, HAS_GRAD_LSE: tl.constexpr,
+):  # fmt: skip
+    """DELTA as of ``dot_rows``. LINE: what scores are measured from; SHARED: what a row's gradients are. Both of whole
+    blocks, so that nothing is asked; one launch, where torch's operations would be seven."""
+    at = (tl.program_id(0) // blocks).to(tl.int64)
+    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    delta = _dot_rows(OUT, DO, ob, oh, ot, gb, gh, gt, at // H, at % H, i, T, E, E_TILE)
+    tl.store(DELTA + at * T + i, delta, mask=i < T)
+    lse = tl.load(LSE + at * T + i, mask=i < T, other=float("-inf"))
+    to = at * (blocks * BLOCK) + i
+    tl.store(LINE + to, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E))
+    if HAS_GRAD_LSE:
+        delta -= tl.load(GRAD_LSE + at * T + i, mask=i < T, other=0.0)
+    tl.store(SHARED + to, delta)
 
 
 @triton.jit

@@ -251,9 +251,10 @@ def tile_for(tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dt
     """As measured on an H200; by the bucket and the model's shape alone, so that a chunk's sums depend on nothing
     else."""
     group = triton.next_power_of_2(heads // kv_heads)
-    rows = 128
-    while rows > 16 and tokens * group * kv_heads < rows * FEWEST_PROGRAMS:
-        rows //= 2
+    rows = 128 if tokens * group * kv_heads >= 128 * FEWEST_PROGRAMS else 64
+    if kv_heads * triton.cdiv(tokens * group, rows) * MOST_SPLITS < 2 * FEWEST_PROGRAMS:
+        rows = 16  # 32 at a time are slower than either
+    rows = max(16, min(rows, triton.next_power_of_2(tokens * group)))
     wide = dtype is torch.float32 or width > 128
     rows = max(min(rows, 64) if wide else rows, group)
     programs = kv_heads * triton.cdiv(tokens * group, rows)
@@ -261,7 +262,8 @@ def tile_for(tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dt
     if wide:
         return ChunkTile(rows, 32, 4, 2, splits)
     warps = 8 if rows >= 128 and width <= 64 else 4
-    return ChunkTile(rows, 128 if rows == 16 and width <= 64 else 64, warps, 3, splits)
+    many = width <= 64 and (rows == 16 or splits == MOST_SPLITS)
+    return ChunkTile(rows, 128 if many else 64, warps, 3, splits)
 
 
 class ChunkWorkspace(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from vantage.kernels.fused_operator import FusedPlan
 from vantage.kernels.gpu import backward, count_backward, count_forward
 from vantage.kernels.gpu import operators as common
+from vantage.spec.rounding import ceil_div, next_power_of_2
 
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -26,7 +26,7 @@ def attend(
     by_count, _, sinks, _, _, ranges, *_ = common.unpack(tensors, lse)
     q, k, v = (common.aligned(x) for x in (q, k, v))
     B, H, T, _ = q.shape
-    blocks = triton.cdiv(T, p.block)
+    blocks = ceil_div(T, p.block)
     strides = (*_strides(q, k, v, by_count, out), *common.sink_strides(sinks))
     kernel: Launch = count_forward.attend_by_count
     with common.on(q):
@@ -56,7 +56,7 @@ def attend_back(
     dq, dk, dv, d_count, none, delta = empty_gradients(q, k, v, tensors, p)
     q, k, v, grad = (common.aligned(x) for x in (q, k, v, grad))
     (B, H, T, _), (_, G, S, _), P = q.shape, k.shape, p.width
-    blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
+    blocks, key_blocks = ceil_div(T, p.block), ceil_div(S, p.block)
     how = _constants(q, k, v, p, factors) | {"num_warps": common.warps(q, v)}
     numbers, factor, ratio = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] / factors[0]
     strides, gate = _strides(q, k, v, by_count, grad), _units(factors)[2]
@@ -88,9 +88,9 @@ def attend_back(
         )  # fmt: skip
         if p.learned:
             launch = count_backward.gradients_by_count
-            wide = triton.next_power_of_2(P)
+            wide = next_power_of_2(P)
             rows = max(1, TILE // wide)
-            launch[(triton.cdiv(B * H * T, rows),)](
+            launch[(ceil_div(B * H * T, rows),)](
                 newer0, newer1, totals, sums, d_count, *_strides(d_count), T, P, B * H * T, factors[2], H=H, KEPT=KEPT,
                 ROWS=rows, P_TILE=wide,
             )  # fmt: skip

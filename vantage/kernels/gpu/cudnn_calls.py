@@ -2,75 +2,84 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from vantage.kernels.cudnn_operator import empty_gradients, empty_outputs
-from vantage.kernels.gpu.cudnn_graphs import GraphOptions, execute, planned
+from vantage.kernels.gpu.cudnn_graphs import GraphOptions, Planned, execute, planned
 
 # of each a row of offsets, where there are documents
 OFFSETS = ("q", "k", "v", "o", "stats", "dq", "dk", "dv")
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], options: list[int], scale: float
-) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, e) and log-sum-exp (B, H, T, 1). ``tensors``: sinks, offsets and lengths of documents."""
-    how = GraphOptions(*options)
-    out, stats = empty_outputs(q, v, documents=how.documents > 0)
-    if how.empty:
+class Launch(NamedTuple):
+    """A plan, and what it reads in every call of a pass."""
+
+    plan: Planned
+    shared: dict[int, int]  # where offsets and lengths of documents lie, by cuDNN's numbers
+
+
+class PassCalls:
+    """cuDNN's calls over tensors of one layout in one pass. Plans are looked up when they first run: a GPU is done with
+    a short row before a host that asks for everything again has launched the next."""
+
+    def __init__(self, options: list[int], scale: float, offsets: Tensor | None = None, lengths: Tensor | None = None):
+        self.how, self.scale, self.lengths = GraphOptions(*options), scale, lengths
+        self.offsets = {} if offsets is None else dict(zip(OFFSETS, offsets.unbind(), strict=True))
+        self.launches: dict[str, Launch] = {}
+
+    def run(self, way: str, given: dict[str, Tensor]) -> None:
+        launch = self.launches.get(way)
+        if launch is None:
+            launch = self.launches[way] = self._prepared(way, given)
+        uids, pointers = launch.plan.uids, launch.shared.copy()
+        for name, x in given.items():
+            pointers[uids[name]] = x.data_ptr()
+        execute(launch.plan, pointers, given["q"].device)
+
+    def _prepared(self, way: str, given: dict[str, Tensor]) -> Launch:
+        shared = {} if self.lengths is None else {"lengths": self.lengths}
+        shared |= {f"{name}_offsets": at for name, at in self.offsets.items() if name in given}
+        if shared and way == "backward":
+            shared["dO_offsets"] = shared["o_offsets"]
+            shared |= {f"{name}_offsets": shared[f"d{name}_offsets"] for name in "qkv"}
+        plan = planned(way, given | shared, self.how, self.scale)
+        return Launch(plan, {plan.uids[name]: x.data_ptr() for name, x in shared.items()})
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, calls: PassCalls) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, e) and log-sum-exp (B, H, T, 1)."""
+    out, stats = empty_outputs(q, v, documents=calls.how.documents > 0)
+    if calls.how.empty:
         out.zero_()
     given = {"q": q, "k": k, "v": v, "o": out, "stats": stats}
-    given |= _small(given, tensors)
-    execute(planned("forward", given, how, scale), given)
+    if sinks is not None:
+        given["sinks"] = sinks.view(1, -1, 1, 1)
+    calls.run("forward", given)
     return out, stats
 
 
 def attend_back(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    stats: Tensor,
-    grad: Tensor,
-    tensors: list[Tensor | None],
-    options: list[int],
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, out: Tensor, stats: Tensor, grad: Tensor, calls: PassCalls
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of q, k, v and sinks."""
-    how = GraphOptions(*options)
-    grads = dict(zip(("dq", "dk", "dv"), empty_gradients(q, k, v), strict=True))
-    if how.empty:
-        for x in grads.values():
+    dq, dk, dv = grads = empty_gradients(q, k, v)
+    if calls.how.empty:
+        for x in grads:
             x.zero_()
     if grad.stride() != out.stride():  # offsets of documents are the output's, and plans are few
         grad = torch.empty_like(out).copy_(grad)
-    given = {"q": q, "k": k, "v": v, "o": out, "dO": grad, "stats": stats, **grads}
-    if how.documents:  # in strides cuDNN 9.19 gave wrong gradients of queries and keys: side by side, as theirs are
-        given |= {name: torch.empty_like(given[f"d{name}"]).copy_(given[name]) for name in _strided(given)}
-    given |= _small(given, tensors)
-    if how.documents:
-        given |= {f"{name}_offsets": given[f"d{name}_offsets"] for name in "qkv"}
-    d_sinks = q.new_zeros(1, q.shape[1], 1, 1, dtype=torch.float32)
-    if tensors[0] is not None:
-        given["d_sinks"] = d_sinks
-    execute(planned("backward", given, how, scale), given)
-    return *grads.values(), d_sinks.flatten()  # pyright: ignore[reportReturnType] (three gradients)
-
-
-def _strided(given: dict[str, Tensor]) -> list[str]:
-    return [name for name in "qkv" if given[name].stride() != given[f"d{name}"].stride()]
-
-
-def _small(given: dict[str, Tensor], tensors: list[Tensor | None]) -> dict[str, Tensor]:
-    """What goes with them: sinks, where documents begin and how long they are."""
-    sinks, offsets, lengths = tensors
-    small = {}
+    if calls.how.documents:  # in strides cuDNN 9.19 gave wrong gradients of queries and keys: so as theirs lie
+        q, k, v = (
+            x if x.stride() == dx.stride() else torch.empty_like(dx).copy_(x)
+            for x, dx in zip((q, k, v), grads, strict=True)
+        )
+    given = {"q": q, "k": k, "v": v, "o": out, "dO": grad, "stats": stats, "dq": dq, "dk": dk, "dv": dv}
+    d_sinks = None
     if sinks is not None:
-        small["sinks"] = sinks.view(1, -1, 1, 1)
-    if offsets is not None and lengths is not None:
-        small |= {f"{name}_offsets": at for name, at in zip(OFFSETS, offsets, strict=True) if name in given}
-        if "dO" in given:
-            small["dO_offsets"] = small["o_offsets"]
-        small["lengths"] = lengths
-    return small
+        d_sinks = q.new_zeros(1, q.shape[1], 1, 1, dtype=torch.float32)
+        given |= {"sinks": sinks.view(1, -1, 1, 1), "d_sinks": d_sinks}
+    calls.run("backward", given)
+    return dq, dk, dv, None if d_sinks is None else d_sinks.flatten()

@@ -36,7 +36,7 @@ class GraphOptions(NamedTuple):
 
 class Planned(NamedTuple):
     graph: Any
-    tensors: dict[str, Any]  # by what they are
+    uids: dict[str, int]  # cuDNN's numbers of its tensors, by what they are
     workspace: int  # bytes
 
 
@@ -61,22 +61,30 @@ def planned(way: str, tensors: dict[str, Tensor], options: GraphOptions, scale: 
         return plan
 
 
-def execute(plan: Planned, tensors: dict[str, Tensor]) -> None:
-    device = tensors["q"].device
+def execute(plan: Planned, pointers: dict[int, int], device: torch.device) -> None:
+    """``pointers``: where tensors lie, by cuDNN's numbers. Plain numbers spare the front end asking each tensor."""
     workspace = torch.empty(max(1, plan.workspace), device=device, dtype=torch.uint8)
-    plan.graph.execute(
-        {plan.tensors[name]: x.detach() for name, x in tensors.items()}, workspace, handle=_handle(device)
-    )
+    plan.graph.execute(pointers, workspace.data_ptr(), handle=_handle(device))
+
+
+class _Handle:
+    """cuDNN's, and the stream that it has been told."""
+
+    def __init__(self) -> None:
+        self.of_cudnn, self.stream = cudnn.create_handle(), -1
 
 
 def _handle(device: torch.device) -> Any:
     """One for each thread and device: the backward pass has a thread of its own."""
-    handles = _threads.__dict__.setdefault("handles", {})
-    if device.index not in handles:
-        handles[device.index] = cudnn.create_handle()
-    handle = handles[device.index]
-    cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
-    return handle
+    handles: dict[int | None, _Handle] = _threads.__dict__.setdefault("handles", {})
+    kept = handles.get(device.index)
+    if kept is None:
+        kept = handles[device.index] = _Handle()
+    stream = torch._C._cuda_getCurrentRawStream(device.index)  # a stream as an object takes ten times as long
+    if stream != kept.stream:
+        cudnn.set_stream(handle=kept.of_cudnn, stream=stream)
+        kept.stream = stream
+    return kept.of_cudnn
 
 
 CORE = {"forward": ("q", "k", "v"), "backward": ("q", "k", "v", "o", "dO", "stats")}
@@ -117,7 +125,8 @@ def _build(way: str, tensors: dict[str, Tensor], options: GraphOptions, scale: f
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     graph.check_support()
     graph.build_plans()
-    return Planned(graph, small | core | named, graph.get_workspace_size())
+    uids = {name: tensor.get_uid() for name, tensor in (small | core | named).items()}
+    return Planned(graph, uids, graph.get_workspace_size())
 
 
 def _settings(options: GraphOptions, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def _query_step(
 @triton.jit(do_not_specialize=["first_head"])
 def query_gradients(
     Q, K, V, QR, R, C, DO, LSE, DELTA, DQ, DQR, KEPT, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh,
-    gt, db, dh, dt, eb, eh, et, wh, T, S, W, blocks, first_head, heads, most, lift, off, origin, window, chunk, prefix,
-    scale, cap, weight, factor, share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    gt, db, dh, dt, eb, eh, et, wh, wt, T, S, W, blocks, first_head, heads, most, lift, off, origin, window, chunk,
+    prefix, scale, cap, weight, factor, share, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr,
     OWN: tl.constexpr, HAS_C: tl.constexpr, KEEPS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
@@ -105,7 +105,7 @@ def query_gradients(
     g_tile = tl.make_tensor_descriptor(DO + b * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
     k_tiles = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
     v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
-    r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
+    r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [wt, 1], [BLOCK, F_TILE])
     q = q_tile.load([m0, 0])
     qr = q if OWN else qr_tile.load([m0, 0])
     do = g_tile.load([m0, 0])
@@ -190,7 +190,7 @@ def _key_step(
 @triton.jit
 def key_gradients(
     Q, K, V, QR, R, C, DO, LSE, DELTA, DK, DV, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, xb,
-    xh, xt, yb, yh, yt, wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
+    xh, xt, yb, yh, yt, wh, wt, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, factor,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
@@ -220,7 +220,7 @@ def key_gradients(
         q_tiles = tl.make_tensor_descriptor(Q + b * qb + h * qh, [T, D], [qt, 1], [BLOCK, D_TILE])
         qr_tiles = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [BLOCK, F_TILE])
         g_tiles = tl.make_tensor_descriptor(DO + b * gb + h * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
-        r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
+        r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [wt, 1], [BLOCK, F_TILE])
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK):
             dk, dv = _key_step(
                 k, v, q_tiles, g_tiles, qr_tiles, r_tiles, C + h * W, m0, shift - m0, kj, LSE, DELTA, at, T, S, W, off,
@@ -288,13 +288,40 @@ def _distance_step(
 
 
 @triton.jit
+def _store_distances(
+    DR, DC, OFFSET, dr, dc, h, t, xh, xt, W, F: tl.constexpr, F_TILE: tl.constexpr, HAS_C: tl.constexpr
+):
+    """A block of DR and, where queries have an offset, of DC (H, W): what each distance gets beside its product, added
+    up over queries. The offset's part of DR goes in here, so that no second tensor as large is ever made."""
+    f = tl.arange(0, F_TILE)
+    if HAS_C:
+        beside = tl.sum(dc, 0)
+        tl.store(DC + h * W + t, beside, mask=t < W)
+        dr += beside[:, None] * tl.load(OFFSET + h * F + f, mask=f < F, other=0.0)[None, :]
+    where = DR + h * xh + t.to(tl.int64)[:, None] * xt + f[None, :]
+    tl.store(where, dr.to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F)[None, :])
+
+
+@triton.jit
+def products_with_offset(R, OFFSET, C, wh, wt, W, F: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """C (H, W): each vector of a distance times its head's offset."""
+    h = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    f = tl.arange(0, F_TILE)
+    inside = (t < W)[:, None] & (f < F)[None, :]
+    r = tl.load(R + h * wh + t.to(tl.int64)[:, None] * wt + f[None, :], mask=inside, other=0.0).to(tl.float32)
+    offset = tl.load(OFFSET + h * F + f, mask=f < F, other=0.0)
+    tl.store(C + h * W + t, tl.sum(r * offset[None, :], 1), mask=t < W)
+
+
+@triton.jit
 def distance_gradients(
-    Q, K, V, QR, R, C, DO, LSE, DELTA, DR, DC, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, wh, batch, T,
-    S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, share, H: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
-    F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
-    PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
+    Q, K, V, QR, R, C, DO, LSE, DELTA, DR, DC, OFFSET, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, gb, gh, gt, wh,
+    wt, xh, xt, batch, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, share,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
 ):  # fmt: skip
     """DR and DC of one block of distances of one head, over all rows of the batch.
 
@@ -305,7 +332,7 @@ def distance_gradients(
     g = h // GROUP
     t0 = block * BLOCK
     t = t0 + tl.arange(0, BLOCK)
-    r_tile = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
+    r_tile = tl.make_tensor_descriptor(R + h * wh, [W, F], [wt, 1], [BLOCK, F_TILE])
     r = r_tile.load([t0, 0])
     beside = tl.zeros([BLOCK], tl.float32)
     if HAS_C:
@@ -353,18 +380,14 @@ def distance_gradients(
                 origin, window, chunk, prefix, scale, cap, weight, dr, dc, BLOCK, CAUSAL, WINDOW, CHUNK, PREFIX,
                 SOFTCAP, OWN, HAS_C, PRECISION, APPROXIMATE, SHUFFLED, False,
             )  # fmt: skip
-    f = tl.arange(0, F_TILE)[None, :]
-    where = DR + (h * W + t)[:, None] * F + f
-    tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
-    if HAS_C:
-        tl.store(DC + h * W + t, tl.sum(dc, 0) * share, mask=t < W)
+    _store_distances(DR, DC, OFFSET, dr * share, dc * share, h, t, xh, xt, W, F, F_TILE, HAS_C)
 
 
 @triton.jit(do_not_specialize=["first_head"])
 def kept_distance_gradients(
-    QR, DR, DC, KEPT, BOUNDS, rb, rh, rt, T, S, W, blocks, query_blocks, first_head, heads, batch, most, lift, share,
-    F: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    QR, DR, DC, OFFSET, KEPT, BOUNDS, rb, rh, rt, xh, xt, T, S, W, blocks, query_blocks, first_head, heads, batch, most,
+    lift, share, F: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr,
+    HAS_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """DR and DC of one block of distances of one head, of the scores' gradient that ``query_gradients`` has kept.
     ``BOUNDED``: blocks of queries may not have visited all tiles of keys at these distances."""
@@ -391,8 +414,4 @@ def kept_distance_gradients(
             dr = tl.dot(x.T, qr_tiles.load([m * BLOCK, 0]), dr, input_precision=PRECISION)
             if HAS_C:
                 dc += x.to(tl.float32)
-    f = tl.arange(0, F_TILE)[None, :]
-    where = DR + (h * W + t)[:, None] * F + f
-    tl.store(where, (dr * share).to(DR.dtype.element_ty), mask=(t < W)[:, None] & (f < F))
-    if HAS_C:
-        tl.store(DC + h * W + t, tl.sum(dc, 0) * share, mask=t < W)
+    _store_distances(DR, DC, OFFSET, dr * share, dc * share, h, t, xh, xt, W, F, F_TILE, HAS_C)

@@ -64,7 +64,7 @@ def _ranges(BOUNDS, m0, T, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def attend_by_distance(
     Q, K, V, QR, R, C, OUT, LSE, SINKS, BOUNDS, qb, qh, qt, kb, kh, kt, vb, vh, vt, rb, rh, rt, ob, oh, ot, sb, sh, st,
-    wh, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, H: tl.constexpr,
+    wh, wt, T, S, W, blocks, lift, off, origin, window, chunk, prefix, scale, cap, weight, H: tl.constexpr,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
     F_TILE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
@@ -83,7 +83,7 @@ def attend_by_distance(
     qr_tile = tl.make_tensor_descriptor(QR + b * rb + h * rh, [T, F], [rt, 1], [ROWS, F_TILE])
     k_tiles = tl.make_tensor_descriptor(K + b * kb + g * kh, [S, D], [kt, 1], [BLOCK, D_TILE])
     v_tiles = tl.make_tensor_descriptor(V + b * vb + g * vh, [S, E], [vt, 1], [BLOCK, E_TILE])
-    r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [F, 1], [BLOCK, F_TILE])
+    r_tiles = tl.make_tensor_descriptor(R + h * wh, [W, F], [wt, 1], [BLOCK, F_TILE])
     q = q_tile.load([m0, 0])
     qr = q if OWN else qr_tile.load([m0, 0])
     qi = m0 + tl.arange(0, ROWS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from vantage.kernels.fused_operator import FusedPlan
 from vantage.kernels.gpu import backward, distance_backward, distance_forward
 from vantage.kernels.gpu import operators as common
 from vantage.kernels.gpu.row_rotation import SIDE, WARPS, lies_as_expected
+from vantage.spec.rounding import ceil_div
 
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -25,17 +25,18 @@ FEWEST_PROGRAMS = 400  # blocks of queries that keep a GPU busy
 def attend(
     q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], p: FusedPlan, factors: list[float]
 ) -> tuple[Tensor, Tensor]:
-    """As ``operators.attend``; ``tensors`` begin with queries (B, H, T, f) and vectors of distances (H, W, f)."""
+    """As ``operators.attend``; ``tensors`` begin with queries (B, H, T, f), or an offset (H, f) to the attention's own,
+    and vectors of distances (H, W, f)."""
     out, lse = common.empty_outputs(q, v)
     one, r, sinks, _, _, ranges, *_ = common.unpack(tensors, lse)
     q, k, v = (common.aligned(x) for x in (q, k, v))
-    qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
+    qr, c = (q, _beside(tensors[0], r, lse)) if p.own_queries else (common.aligned(one), lse)
     B, H, T, _ = q.shape
     how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p, forward=True)
     how |= {"HAS_SINKS": tensors[2] is not None, "ROWS": _rows(q, p, how)}
     how["num_warps"] *= how["ROWS"] // p.block
-    blocks = triton.cdiv(T, how["ROWS"])
-    strides = (*_strides(q, k, v, qr, out), *common.sink_strides(sinks), r.stride(0))
+    blocks = ceil_div(T, how["ROWS"])
+    strides = (*_strides(q, k, v, qr, out), *common.sink_strides(sinks), *r.stride()[:2])
     with common.on(q):
         _launch(
             distance_forward.attend_by_distance, blocks * B * H,
@@ -61,10 +62,10 @@ def attend_back(
     one, r, _, _, _, key_ranges, query_ranges, *_ = common.unpack(tensors, lse)
     dq, dk, dv, d_one, dr, delta = empty_gradients(q, k, v, tensors, p)
     q, k, v, grad = (common.aligned(x) for x in (q, k, v, grad))
-    qr, c = (q, one) if p.own_queries else (common.aligned(one), lse)
-    dqr, dc = (dq, d_one) if p.own_queries else (d_one, delta)
+    qr, c = (q, _beside(tensors[0], r, lse)) if p.own_queries else (common.aligned(one), lse)
+    dqr, dc = (dq, torch.empty_like(c)) if p.own_queries else (d_one, delta)
     (B, H, T, _), (_, G, S, _), W = q.shape, k.shape, r.shape[1]
-    blocks, key_blocks, distance_blocks = (triton.cdiv(n, p.block) for n in (T, S, W))
+    blocks, key_blocks, distance_blocks = (ceil_div(n, p.block) for n in (T, S, W))
     strides = _strides(q, k, v, qr, grad)
     numbers, factor, share = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] * factors[2]
     how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p)
@@ -81,28 +82,46 @@ def attend_back(
             heads = min(heads, H - first)
             _launch(
                 distance_backward.query_gradients, blocks * B * heads,
-                (*inputs, dq, dqr, kept, key_ranges, *strides, *_strides(dq, dqr), r.stride(0), T, S, W, blocks, first,
-                 heads, most, *numbers, factor, share), how | {"KEEPS": kept.numel() > 0},
+                (*inputs, dq, dqr, kept, key_ranges, *strides, *_strides(dq, dqr), *r.stride()[:2], T, S, W, blocks,
+                 first, heads, most, *numbers, factor, share), how | {"KEEPS": kept.numel() > 0},
             )  # fmt: skip
             if kept.numel():
                 launch = distance_backward.kept_distance_gradients
                 launch[(distance_blocks * heads,)](
-                    qr, dr, dc, kept, key_ranges, *qr.stride()[:3], T, S, W, distance_blocks, blocks, first, heads, B,
-                    most, p.low, factor if p.own_queries else share, F=how["F"], F_TILE=how["F_TILE"], BLOCK=p.block,
+                    qr, dr, dc, one, kept, key_ranges, *qr.stride()[:3], *dr.stride()[:2], T, S, W, distance_blocks,
+                    blocks, first, heads, B, most, p.low, factor if p.own_queries else share, F=how["F"],
+                    F_TILE=how["F_TILE"], BLOCK=p.block,
                     BOUNDED=bool(p.window or p.chunk or p.prefix), HAS_C=how["HAS_C"], PRECISION=how["PRECISION"],
                     num_warps=how["num_warps"], num_stages=4,
                 )  # fmt: skip
         _launch(
             distance_backward.key_gradients, key_blocks * B * G,
-            (*inputs, dk, dv, query_ranges, *strides, *_strides(dk, dv), r.stride(0), T, S, W, key_blocks, *numbers,
-             factor), how,
+            (*inputs, dk, dv, query_ranges, *strides, *_strides(dk, dv), *r.stride()[:2], T, S, W, key_blocks,
+             *numbers, factor), how,
         )  # fmt: skip
         if p.learned and not kept.numel():
             _launch(
                 distance_backward.distance_gradients, distance_blocks * H,
-                (*inputs, dr, dc, *strides, r.stride(0), B, T, S, W, distance_blocks, *numbers, share), how,
+                (*inputs, dr, dc, one, *strides, *r.stride()[:2], *dr.stride()[:2], B, T, S, W, distance_blocks,
+                 *numbers, share), how,
             )  # fmt: skip
+    if p.learned and how["HAS_C"]:
+        d_one = torch.bmm(dc[:, None].to(r.dtype), r)[:, 0].float()
     return dq, dk, dv, d_one, dr, delta
+
+
+def _beside(offset: Tensor | None, r: Tensor, other: Tensor) -> Tensor:
+    """(H, W), float32: each vector of a distance times the offset; ``other`` where there is none."""
+    if offset is None:
+        return other
+    (H, W, F), block = r.shape, 64
+    c = offset.new_empty(H, W)
+    launch: Launch = distance_backward.products_with_offset
+    with common.on(r):
+        launch[(ceil_div(W, block), H)](
+            r, offset, c, *r.stride()[:2], W, F=F, F_TILE=common.tile(F), BLOCK=block, num_warps=4
+        )
+    return c
 
 
 def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None], p: FusedPlan) -> Gradients:
@@ -112,22 +131,24 @@ def empty_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor | None
     one, r = tensors[:2]
     assert r is not None
     d_one = r.new_empty(0) if one is None else torch.empty_like(one) if p.own_queries else turned(one)
-    return turned(q), turned(k), turned(v), d_one, torch.empty_like(r), q.new_empty(*q.shape[:3], dtype=torch.float32)
+    H, W, F = r.shape
+    dr = r.new_empty(W, H, F).transpose(0, 1)  # as a product that made the vectors wants it: it makes no copy
+    return turned(q), turned(k), turned(v), d_one, dr, q.new_empty(*q.shape[:3], dtype=torch.float32)
 
 
 def _most_tiles(T: int, S: int, p: FusedPlan) -> int:
     """How many blocks of distances the last block of queries meets at most; each earlier one meets one less at most."""
-    blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
+    blocks, key_blocks = ceil_div(T, p.block), ceil_div(S, p.block)
     if not p.causal or p.prefix:
         return key_blocks + blocks
-    return max(blocks + 1 + max(triton.cdiv(p.off, p.block), 0), blocks)
+    return max(blocks + 1 + max(ceil_div(p.off, p.block), 0), blocks)
 
 
 def _room_to_keep(q: Tensor, p: FusedPlan, batch: int, most: int) -> tuple[Tensor, int]:
     """Memory for the scores' gradient of so many heads at once, by distance: then the gradients by distance are one
     product. Nothing, and all heads, where there is none for enough blocks of queries to keep the GPU busy."""
     H, T = q.shape[1], q.shape[2]
-    blocks = triton.cdiv(T, p.block)
+    blocks = ceil_div(T, p.block)
     each = batch * ((blocks + 1) // 2) * (2 * most - blocks + 1) * p.block**2
     heads = min(int(KEPT_SHARE * q.numel()) // each, H)
     if not p.learned or heads * batch * blocks < FEWEST_PROGRAMS:

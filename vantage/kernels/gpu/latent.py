@@ -7,6 +7,7 @@ share of a row's latents for many heads; and the shares are put together and car
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,8 @@ from vantage.spec.native import LatentDims
 Launch = Any  # triton's kernels: indexed by their grid, then called
 ROWS = 16  # of a tile of queries: the matrix units take no fewer
 MOST_HEADS, LEAST_TILE = 32, 16  # heads of a program, each of which reads all latents of its share; and of its tile
-KEYS, STAGES, WARPS = 64, 2, 8
+KEYS, STAGES, WARPS = (64, 32, 16), 2, 8  # keys at a time: the most for which a processor has memory
+HOPPER_SHARED = 227 * 1024  # bytes
 MOST_SPLITS = 256
 COLUMNS = 128  # of the latent, carried at once
 
@@ -37,6 +39,23 @@ def splits_for(rows: int, heads: int, processors: int) -> int:
 def heads_at_once(heads: int) -> int:
     """Of a program: a power of two that divides them."""
     return min(MOST_HEADS, heads & -heads)
+
+
+def keys_for(heads: int, width: int, dtype: torch.dtype, shared: int) -> tuple[int, int]:
+    """Keys that a program reads at a time, and how many such tiles it has under way. ``width``: of a token's latent and
+    rotary key; ``shared``: bytes that a program may have for these tiles and its queries."""
+    if dtype is torch.float32:
+        return KEYS[-1], 1
+    token = width * dtype.itemsize
+    fits = (keys for keys in KEYS if (STAGES * keys + heads) * token <= shared)
+    return next(fits, KEYS[-1]), STAGES
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return HOPPER_SHARED
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 @dataclass(frozen=True)
@@ -273,7 +292,9 @@ def decode_latent(
         **roped, **precision,
     )  # fmt: skip
     heads = heads_at_once(sizes.heads)
-    keys, stages = (16, 1) if q.dtype is torch.float32 else (KEYS, STAGES)
+    keys, stages = keys_for(
+        max(LEAST_TILE, heads), tile["R_TILE"] + roped["ROPE_TILE"], q.dtype, _shared_memory(q.device)
+    )
     second: Launch = attend
     second[(B, sizes.heads // heads, splits)](
         work.queries, stores, rows.held, rows.gone, rows.table, nothing if slopes is None else slopes, work.sums,

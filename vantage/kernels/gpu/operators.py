@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vantage.kernels.fused_operator import BY_KEY, COUNTS, DISTANCE_KEYS, NUMBERS, PIECES, TABLES, FusedPlan
 from vantage.kernels.gpu import backward, forward, values
+from vantage.spec.rounding import ceil_div, next_power_of_2
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
@@ -40,7 +41,7 @@ def attend(
             attend_on_hopper(q, k, v, out, lse, tensors, p, factors)
         return out, lse
     B, H, T, _ = q.shape
-    blocks = triton.cdiv(T, p.block)
+    blocks = ceil_div(T, p.block)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
     kernel: Launch = forward.attend
     with on(q):
@@ -65,7 +66,7 @@ def attend_on_hopper(
     one, two, sinks, _, _, _, _, ranges, bank = unpack(tensors, lse)
     two = two if tensors[WIDE_BANK] is None else bank
     B, H, T, D = q.shape
-    blocks = triton.cdiv(T, hopper.BLOCK)
+    blocks = ceil_div(T, hopper.BLOCK)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
     banks = bank.shape[1] if tensors[WIDE_BANK] is not None else 0
     kernel: Launch = hopper.attend
@@ -93,7 +94,7 @@ def add_values(
 ) -> None:  # fmt: skip
     """What a table of values by distance, the second tensor, adds to the output."""
     B, H, T, _ = q.shape
-    blocks, how = triton.cdiv(T, p.block), constants(q, k, v, p, factors)
+    blocks, how = ceil_div(T, p.block), constants(q, k, v, p, factors)
     mass = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
     one, two, sinks, q_places, k_places, ranges = tensors
     strides = (*q.stride()[:3], *k.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
@@ -139,23 +140,22 @@ def attend_back(
     q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
     B, H, T, _ = q.shape
     S, G = k.shape[2], k.shape[1]
-    blocks, key_blocks = triton.cdiv(T, p.block), triton.cdiv(S, p.block)
+    blocks, key_blocks = ceil_div(T, p.block), ceil_div(S, p.block)
     inputs = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3])
     numbers = (key_ranges.shape[0], *arguments(p), *units(factors), factors[0] * factors[2])
     how = constants(q, k, v, p, factors) | {"num_warps": warps(q, v), "num_stages": stages(q, v, p, 2)}
-    launch: Launch = backward.dot_rows
+    line, shared = (lse.new_empty(B, H, blocks * p.block) for _ in range(2))
+    launch: Launch = backward.row_lines
     with on(q):
         launch[(blocks * B * H,)](
-            out, grad, delta, *out.stride()[:3], *grad.stride()[:3], T, blocks,
-            H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
+            out, grad, lse, lse if grad_lse is None else grad_lse.contiguous(), delta, line, shared, *out.stride()[:3],
+            *grad.stride()[:3], T, blocks, H=H, E=v.shape[3], E_TILE=how["E_TILE"], BLOCK=p.block,
+            HAS_GRAD_LSE=grad_lse is not None,
         )  # fmt: skip
-        shared = delta if grad_lse is None else delta - grad_lse
         if has_values(p):
             two = by_vector(grad, two)
-            shared = shared - two[..., -1] if p.one_sided else shared
-        # what scores are measured from, and what a row's gradients are: up to whole blocks, so that nothing is asked
-        line = whole_blocks(torch.where(lse == float("-inf"), float("inf"), lse * LOG2E), p.block, float("inf"))
-        shared = whole_blocks(shared, p.block, 0.0)
+            if p.one_sided:
+                shared[..., :T] -= two[..., -1]
         launch = backward.query_gradients
         launch[(blocks * B * H,)](
             q, k, v, grad, line, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
@@ -225,7 +225,7 @@ def empty_gradients(
     if p.learned and p.form < NUMBERS:
         one, two = torch.empty_like(delta), torch.empty_like(delta)
     elif p.learned and p.form == PIECES:
-        one = q.new_zeros(B, H, triton.cdiv(T, p.block), p.width, 4, dtype=torch.float32)
+        one = q.new_zeros(B, H, ceil_div(T, p.block), p.width, 4, dtype=torch.float32)
         two = q.new_empty(2, B, H, T, dtype=torch.float32)
     elif p.learned and p.form == BY_KEY:
         two = q.new_empty(B, H, k.shape[2], dtype=torch.float32)
@@ -250,7 +250,7 @@ def constants(q: Tensor, k: Tensor, v: Tensor, p: FusedPlan, factors: list[float
 
 
 def tile(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(16, next_power_of_2(width))
 
 
 def row_bytes(q: Tensor, v: Tensor) -> int:

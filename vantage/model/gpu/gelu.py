@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vantage.spec.rounding import ceil_div
+
 Kernel = Any  # triton's: indexed by its grid, then called
 BLOCK = 2048
 
@@ -58,5 +60,5 @@ def _each(kernel: Kernel, *inputs: Tensor) -> Tensor:
     n = out.numel()
     if n:
         with torch.cuda.device(out.device):
-            kernel[(triton.cdiv(n, BLOCK),)](*inputs, out, n, BLOCK=BLOCK, num_warps=4)
+            kernel[(ceil_div(n, BLOCK),)](*inputs, out, n, BLOCK=BLOCK, num_warps=4)
     return out

@@ -1,12 +1,12 @@
 """A chunk of one row's tokens through a lowered model: the steps of its program with a token in every row.
 
 A bucket of tokens is a CUDA graph, so that a chunk costs the host one launch, where module by module it costs hundreds.
-It is always the graph that runs: the same kernels, one by one, were seen to give other bits.
+It is always the graph that runs, so that a chunk's bits depend on its bucket alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.gpu import chunk, decode, packed_rows
+from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
 from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
@@ -81,7 +82,8 @@ class ChunkGraph:
             chunk.ChunkPlace(held, count, pos, row[:1], row[1:], block)
             for row, block in zip(tables, shape.blocks, strict=True)
         ]
-        self._launch = self._captured()
+        with torch.inference_mode(False), torch.no_grad():  # first with no token in it
+            self._launch = captured(self._steps, self._device, memory.pool)
 
     @property
     def tokens(self) -> int:
@@ -96,17 +98,6 @@ class ChunkGraph:
         self._placement.ready()
         self._launch()
         return self._buffers[self._program.hidden][: len(x_TD)]
-
-    def _captured(self) -> Callable[[], None]:
-        """As a graph, after a first run with no token in it, in which every kernel is compiled."""
-        if self._device.type != "cuda":
-            return self._steps
-        graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(False), torch.no_grad():
-            self._steps()
-            with torch.cuda.graph(graph, pool=self._memory.pool):
-                self._steps()
-        return graph.replay
 
     def _place(self, tokens: int, places: Sequence[RowPlaces], before: int, first: int, stores: np.ndarray) -> None:
         # memory of its own for every call: what is on its way to the device must stay as it is

@@ -5,7 +5,6 @@ For a few rows, norms and activations become a part of the products beside them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 # The kernels know activations by these numbers.
 FUNCTIONS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"))}
 NO_FUNCTION = -1
-LATENT_STEPS = "VANTAGE_LATENT_STEPS"  # 1: latent attention is lowered; not by default, until it has run on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,8 +212,6 @@ class GpuProgram(ProgramBuffers):
         return attended
 
     def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
-        if os.environ.get(LATENT_STEPS) != "1":
-            raise CannotLower(f"LatentAttention has no native form, unless {LATENT_STEPS}=1 asks for one that is new")
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         sizes, norm = form.sizes, _form(form.norm)

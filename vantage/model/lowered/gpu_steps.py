@@ -50,6 +50,7 @@ class GpuSteps:
             self.program, self.modules = GpuProgram(dtype=model.dtype), ModuleProgram.of(model, str(why))
         self.path = GRAPH if self.modules is None else MODULE_GRAPH
         self._attentions = self.program.attentions
+        self._takes_chunks = self.modules is None and self.program.takes_chunks
         self.why_not = None if self.modules is None else uncaptured(model)  # why its modules make no graph
         self._watch = ModelWatch(model, self.program.tensors if self.modules is None else self.modules.tensors)
         self._graphs: dict[GraphShape, StepGraph] = {}
@@ -108,12 +109,8 @@ class GpuSteps:
         """The last hidden states (1, T, D) of a row's next tokens, which the cache takes in, inside an open pass;
         ``None``: not for this pass."""
         tokens, first = x_BTD.shape[1], pos.known.first
-        if self.modules is not None or not self.program.takes_chunks:
+        if not self._takes_chunks or len(x_BTD) > 1 or tokens < FEWEST or first is None:
             return None
-        if len(x_BTD) > 1 or tokens < FEWEST or first is None:
-            return None
-        if any(isinstance(ledger, Paged) and ledger.gather for ledger in cache.ledgers):
-            return None  # batch-invariant rows, whose bits were others with graphs (see Engine): module by module
         layouts = self._layouts(pos, cache)
         if layouts is None or not all(one.run for one in layouts) or x_BTD.dtype is not self.program.dtype:
             return None

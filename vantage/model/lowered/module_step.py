@@ -30,6 +30,8 @@ def uncaptured(model: Any) -> str | None:
     """Why no graph can be made of a model's modules; ``None``: nothing is known that speaks against it."""
     if model.spec.keeps_states:
         return "it keeps states, which every pass makes anew"
+    if model.dtype is torch.float64:
+        return "it computes in float64, and a graph's logits are float32"
     return asks_host(model)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.gpu import choose, decode, latent, packed, packed_product, product
+from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
 from vantage.model.lowered.row_steps import attention_options, head_norm, run_step, slopes_of, sums_for
@@ -233,21 +234,12 @@ class StepGraph:
         return Pending(tokens, logprobs, status, begun, self.now(), rows, last)
 
     def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As a graph, after a first run with no row in use, in which every kernel is compiled."""
-        if self._device.type != "cuda":
-            return run
+        """As a graph. It first runs with no row in use."""
         held = self.held.clone()
         self.held.fill_(-1)
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
+        launch = captured(run, self._device)
         self.held.copy_(held)
-        return graph.replay
+        return launch
 
     def _step(self) -> None:
         with self._model.placement.captured():

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vantage.spec.rounding import ceil_div, next_power_of_2
+
 Kernel = Any  # triton's: indexed by its grid, then called
 TILE = 1024  # pairs of numbers in one program
 MOST_HEADS = 16  # of one program
@@ -103,10 +105,10 @@ def turned(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str, *, back
         return outs
     half = cos.shape[-1] // 2
     rest = d - 2 * half
-    wide = triton.next_power_of_2(half)
-    heads = min(MOST_HEADS, triton.next_power_of_2(max(H, G)))
-    rows = min(max(1, TILE // (wide * heads)), triton.next_power_of_2(T))
-    blocks, q_groups, k_groups = triton.cdiv(T, rows), triton.cdiv(H, heads), triton.cdiv(G, heads)
+    wide = next_power_of_2(half)
+    heads = min(MOST_HEADS, next_power_of_2(max(H, G)))
+    rows = min(max(1, TILE // (wide * heads)), next_power_of_2(T))
+    blocks, q_groups, k_groups = ceil_div(T, rows), ceil_div(H, heads), ceil_div(G, heads)
     tables = [stride for x in (cos, sin) for stride in (x.stride(0) if len(x) > 1 else 0, x.stride(2))]
     strides = [stride for side in (xs, outs) for x in (side[0], side[-1]) for stride in x.stride()[:3]]
     kernel: Kernel = turn
@@ -114,6 +116,6 @@ def turned(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str, *, back
         kernel[(B * blocks * (q_groups + k_groups),)](
             xs[0], xs[-1], outs[0], outs[-1], cos, sin, H, G, T, half, rest, blocks, q_groups, q_groups + k_groups,
             *strides, *tables, BACK=back, ADJACENT=pairing == "adjacent", ROWS=rows, HEADS=heads,
-            HALF=wide, REST=triton.next_power_of_2(rest) if rest else 0, EVICT=EVICT, num_warps=WARPS,
+            HALF=wide, REST=next_power_of_2(rest) if rest else 0, EVICT=EVICT, num_warps=WARPS,
         )  # fmt: skip
     return outs

@@ -13,6 +13,7 @@ from vantage.errors import BadInput
 from vantage.model.maps import parameter_kinds
 from vantage.spec.registry import Entry
 from vantage.training.optimise.optimiser import Optimiser, trainable
+from vantage.training.optimise.tensors import by_mesh
 
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # where torch has all of a step in one kernel
 
@@ -42,8 +43,9 @@ class AdamW:
         kinds = parameter_kinds(model)
         decaying = {"matrix", "head", "embedding"} if self.decay_embeddings else {"matrix", "head"}
         groups = [
-            {"params": [p for name, p in parameters.items() if (kinds[name] in decaying) is decays], "weight_decay": wd}
+            {"params": together, "weight_decay": wd}
             for decays, wd in ((True, self.weight_decay), (False, 0.0))
+            for together in by_mesh([p for name, p in parameters.items() if (kinds[name] in decaying) is decays])
         ]
         fused = all(p.device.type in FUSED for p in parameters.values())
         optimiser = torch.optim.AdamW(groups, self.lr, self.betas, self.eps, fused=fused)

@@ -6,6 +6,9 @@ reads settings, as the studio does at its start, need not wait for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor, nn
 
 
@@ -26,6 +29,23 @@ def whole(value: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def by_mesh(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The same in lists of those that are sharded over the same processes: one operation takes no others."""
+    from torch.distributed.tensor import DTensor
+
+    lists: dict[Any, list[Tensor]] = {}
+    for x in tensors:
+        lists.setdefault(x.device_mesh if isinstance(x, DTensor) else None, []).append(x)
+    return list(lists.values()) or [[]]
+
+
+def local(value: Tensor) -> Tensor:
+    """What this process has of a value that is sharded; the value, if it is not."""
+    from torch.distributed.tensor import DTensor
+
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def reshard(model: nn.Module) -> None:
