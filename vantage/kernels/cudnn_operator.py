@@ -70,7 +70,7 @@ forward_op.register_autograd(_gradients, setup_context=_keep)
 
 
 class CudnnAttention(torch.autograd.Function):
-    """Without a compiler: q, k, v, sinks, and the calls of the pass. The context comes first, and no function of its own
+    """Without a compiler: q, k, v, sinks, and the calls of the pass. The context comes first, and no other function
     fills it: torch would read the signature in every call."""
 
     @staticmethod
