@@ -6,8 +6,8 @@ from torch import Tensor
 
 from tests.kernels.fused_calls import DEVICE, MISSING
 from tests.kernels.helpers import normal
-from vantage.kernels import kernel_named
-from vantage.kernels.chosen import IN_TRITON, Chosen, runs_in_triton
+from vantage.kernels import chosen, kernel_named
+from vantage.kernels.chosen import Chosen, runs_in_triton
 from vantage.spec.chosen import ChosenKeys
 from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.parts import Attended, Kernel, Need, View
@@ -30,7 +30,7 @@ def places(kind: str, T: int, S: int) -> tuple[Positions, Positions]:
 )
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 def test_output_and_gradients_are_those_of_the_reference(kind, G, share, T, S, d, e, keep, sinks, monkeypatch):
-    monkeypatch.setenv(IN_TRITON, "1")
+    monkeypatch.setattr(chosen, "IN_TRITON", ("cpu", "cuda"))
     H, (at, keys) = G * share, places(kind, T, S)
     given = [normal(2, H, T, d, seed=1), normal(2, G, S, d, seed=2), normal(2, G, S, e, seed=3), normal(H, seed=4)]
     columns = normal(2, T, S, seed=5).argsort(-1)[..., :keep]

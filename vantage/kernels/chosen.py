@@ -6,8 +6,6 @@ operations; on the way back a block is worked out once more.
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +20,7 @@ from vantage.spec.positions import EMPTY, Pair, Place, Positions
 from vantage.spec.query_blocks import query_blocks
 from vantage.spec.registry import Entry
 
-IN_TRITON = "VANTAGE_CHOSEN_TRITON"  # 1: gpu/chosen.py runs, which no GPU has seen yet
+IN_TRITON = ("cuda",)  # where gpu/chosen.py runs; a test adds the CPU, for Triton's interpreter
 FORMED_PLACES = 8  # tensors as large as the columns of a block, where it is asked which of them are seen
 FORMED = 3  # tensors of a block that are as large as its scores, beside its keys and values
 
@@ -93,7 +91,7 @@ class Chosen:
 
 def runs_in_triton(chosen: ChosenKeys, need: Need, q: Tensor, view: View) -> bool:
     """Whether gpu/chosen.py has it: no bias beside the choice, no softcap, and heads that are not too wide."""
-    if os.environ.get(IN_TRITON) != "1" or cannot_run(q.device.type) is not None:
+    if q.device.type not in IN_TRITON or cannot_run(q.device.type) is not None:
         return False
     if chosen.inner is not None or need.softcap is not None:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
@@ -135,13 +136,19 @@ class SomeExperts:
         return _Experts(self.whole, width, range(self.first, self.first + self.held))
 
 
-class NumberedExperts(nn.ModuleDict):
-    """Some of the experts, by their numbers among all of them: a parameter is called as in the whole model."""
+class NumberedExperts(nn.Module):
+    """Some of the experts, by their numbers among all of them: a parameter is called as in the whole model. (FSDP2 of
+    torch 2.11 takes no ``ModuleDict``, even one with a ``forward``.)"""
+
+    def __init__(self, experts: Mapping[int, nn.Module]):
+        super().__init__()
+        for number, expert in experts.items():
+            self.add_module(str(number), expert)
 
     def forward(self, x_MD: Tensor, expert_M: Tensor) -> Tensor:
         """What the expert of each row makes of it. One that no row goes to runs as well: it has a gradient, of 0."""
         out = torch.zeros_like(x_MD)
-        for number, expert in self.items():
+        for number, expert in self.named_children():
             (row,) = (expert_M == int(number)).nonzero(as_tuple=True)
             out = out.index_add(0, row, expert(x_MD[row]))
         return out
@@ -158,7 +165,7 @@ class _Experts(nn.Module):
         self.experts = (
             nn.ModuleList(config.expert.build(width) for _ in range(config.count))
             if held is None
-            else NumberedExperts({str(e): config.expert.build(width) for e in held})
+            else NumberedExperts({e: config.expert.build(width) for e in held})
         )
         self.shared = None if config.shared is None else config.shared.build(width)
         self.shared_gate = dense(width, 1, False) if config.shared_gate else None

@@ -320,6 +320,8 @@ def _readers(buffer: int, steps: Sequence[GpuStep], out: int) -> list[int] | Non
 
 def lower_for_gpu(model: Any) -> GpuProgram:
     """Buffer 0 is the embedded token, (rows, width); the last step leaves the logits in the buffer ``out``."""
+    if model.dtype is torch.float64:
+        raise CannotLower("it computes in float64, and a graph's logits are float32")
     program = GpuProgram(dtype=model.dtype)
     x = program.buffer("x", model.spec.width)
     for i, block in enumerate(model.blocks):
