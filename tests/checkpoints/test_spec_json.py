@@ -30,6 +30,7 @@ from vantage.errors import CheckpointError, Refused, VantageError
 from vantage.families import table
 from vantage.model.clamped import ClampedSwiGLU
 from vantage.model.experts import SomeExperts
+from vantage.model.memory_plan import MemoryPlan
 from vantage.model.routers import GroupLimited
 from vantage.spec import masks
 from vantage.spec.altup import AltUp
@@ -151,7 +152,8 @@ def test_every_part_there_is_has_a_place():
     concrete = {cls for cls in vars(masks).values() if isinstance(cls, type) and is_dataclass(cls)}
     found |= {cls for cls in concrete if issubclass(cls, masks.Mask)}
     configs = {c for c in found - {masks.Mask} if {"build", "parts", "frequencies", "reach"} & set(dir(c))}
-    assert configs - listed == {SomeExperts}  # what one of several processes has of a part: never saved
+    # what one of several processes has of a part, and what a model takes of a device: neither is saved
+    assert configs - listed == {SomeExperts, MemoryPlan}
     assert len(configs) > 40
 
 

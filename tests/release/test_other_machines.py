@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.processes import ROOT
-from vantage.spec.devices import best_device
+from vantage.spec.devices import best_device, generation_device
 
 # Modules and functions that Windows has not. Those of `os` and `signal` are taken away once Python's own library and
 # torch are imported, which look at the system they run on.
@@ -95,4 +95,8 @@ def test_what_is_hidden_is_hidden(tmp_path: Path) -> None:
 def test_a_gpu_is_taken_where_torch_has_one(cuda: bool, mps: bool, chosen: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    monkeypatch.delenv("VANTAGE_DEVICE")
     assert best_device() == chosen
+    monkeypatch.setenv("VANTAGE_DEVICE", "meta")
+    assert best_device() == generation_device().type == "meta"
+    assert generation_device("cpu").type == "cpu"

@@ -145,6 +145,9 @@ class NumberedExperts(nn.Module):
         for number, expert in experts.items():
             self.add_module(str(number), expert)
 
+    def __len__(self) -> int:
+        return len(self._modules)
+
     def forward(self, x_MD: Tensor, expert_M: Tensor) -> Tensor:
         """What the expert of each row makes of it. One that no row goes to runs as well: it has a gradient, of 0."""
         out = torch.zeros_like(x_MD)
