@@ -21,7 +21,8 @@ def setup(who: str, large: bool = False, threads: int = 2) -> None:
     global first_token, go_on, file, count
     file, count = large_file() if large else default_file(), threads
     first_token, go_on = {"vantage": (ours_first, ours_on), "llama.cpp": (theirs_first, theirs_on)}[who]
-    __import__("llama_cpp" if who == "llama.cpp" else "vantage.generation.engine")
+    for name in ("llama_cpp",) if who == "llama.cpp" else ("vantage.generation.engine", "vantage.families"):
+        __import__(name)
 
 
 def round() -> float:

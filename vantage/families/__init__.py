@@ -43,13 +43,21 @@ from vantage.spec.model import ModelKind, ModelSpec
 @functools.cache
 def families() -> dict[str, Family]:
     """Every family by the ``model_type`` of its config.json: whatever file of this folder has a FAMILY."""
-    names = (info.name for info in pkgutil.iter_modules(__path__, __name__ + "."))
-    members = (getattr(importlib.import_module(name), "FAMILY", None) for name in names)
+    members = (getattr(importlib.import_module(f"{__name__}.{name}"), "FAMILY", None) for name in _files())
     return {family.name: family for family in members if family is not None}
+
+
+@functools.cache
+def _files() -> tuple[str, ...]:
+    return tuple(info.name for info in pkgutil.iter_modules(__path__))
 
 
 def family_of(config: dict[str, Any]) -> Family:
     kind = config.get("model_type")
+    if kind in _files():  # most families have a file of their name: the others need not be imported
+        own = getattr(importlib.import_module(f"{__name__}.{kind}"), "FAMILY", None)
+        if own is not None and own.name == kind:
+            return own
     if not isinstance(kind, str) or kind not in families():
         raise CheckpointError(f"config.json: model_type: {unknown('family', kind, families())}")
     return families()[kind]

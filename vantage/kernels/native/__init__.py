@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
-import sys
 import warnings
 from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
@@ -17,8 +15,8 @@ from torch import Tensor
 
 from vantage.errors import VantageError
 from vantage.kernels.native.build import CannotBuild, load
+from vantage.kernels.native.huge_pages import use_huge_pages_later
 
-HUGE_PAGE = 2**21
 FEW = 12  # rows that are computed as one is, whoever asks for fast products; see linear.h
 
 
@@ -280,25 +278,9 @@ def native() -> Native | None:
         return None
 
 
-def use_huge_pages(memory: Tensor) -> None:
-    """Ask for pages of 2 MiB, where the system gives them on request: reading weights and keys from memory is a fifth
-    faster with them. Not asked for what has no whole one."""
-    if sys.platform != "linux":
-        return
-    page = mmap.PAGESIZE
-    begin = -(-memory.data_ptr() // page) * page
-    length = (memory.data_ptr() + memory.nbytes - begin) // page * page
-    if length >= HUGE_PAGE:
-        _libc().madvise(c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
 class WeightMemory:
-    """Memory for the many matrices of a model, taken in large pieces, so that small ones get huge pages as well."""
+    """Memory for the many matrices of a model, taken in large pieces, so that small ones get huge pages as well, in
+    time."""
 
     PIECE = 2**26
 
@@ -310,7 +292,7 @@ class WeightMemory:
         if start + nbytes > len(self._piece):
             # pages that nobody writes to are never given: the rest of a piece costs nothing
             self._piece, start = torch.empty(max(nbytes, self.PIECE), dtype=torch.uint8), 0
-            use_huge_pages(self._piece)
+            use_huge_pages_later(self._piece)
         self._used = start + nbytes
         return self._piece[start : self._used]
 

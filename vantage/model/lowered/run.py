@@ -27,8 +27,8 @@ from vantage.kernels.native import (
     ProgramCall,
     RowLocation,
     StepsCall,
-    use_huge_pages,
 )
+from vantage.kernels.native.huge_pages import use_huge_pages
 from vantage.model.lowered.locations import extended_locations, layer_locations
 from vantage.model.lowered.lower import lower, lower_head
 from vantage.model.lowered.native_steps import PlainEmbedding, StepResults, StepsDone, takes_steps

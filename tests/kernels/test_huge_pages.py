@@ -1,0 +1,64 @@
+"""Weights in pages of 2 MiB, some time after they were written."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vantage.kernels.native import huge_pages
+from vantage.kernels.native.huge_pages import HUGE_PAGE, PageExchange, use_huge_pages_later
+
+SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has them")
+
+
+def in_huge_pages(memory: torch.Tensor) -> int:
+    """Bytes, by what the system says of this memory."""
+    held, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            low, high = (int(x, 16) for x in span.groups())
+            inside = low < memory.data_ptr() + memory.nbytes and memory.data_ptr() < high
+        elif inside and line.startswith("AnonHugePages:"):
+            held += 1024 * int(line.split()[1])
+    return held
+
+
+@pytest.mark.skipif(not SWITCH.exists() or "[never]" in SWITCH.read_text(), reason="this system gives none")
+def test_pages_are_exchanged_and_hold_what_they_held(monkeypatch):
+    monkeypatch.setattr(huge_pages, "AFTER", 0.05)
+    memory = torch.arange(5 * HUGE_PAGE // 4, dtype=torch.int32)
+    if huge_pages._advise(*huge_pages._whole(memory, HUGE_PAGE)[:1], HUGE_PAGE, huge_pages.COLLAPSE) is False:
+        pytest.skip("this Linux cannot do it on request")
+    use_huge_pages_later(memory)
+    until = time.monotonic() + 30
+    while huge_pages._exchange.thread is not None and time.monotonic() < until:
+        time.sleep(0.02)
+    assert in_huge_pages(memory) >= 3 * HUGE_PAGE
+    assert torch.equal(memory, torch.arange(len(memory), dtype=torch.int32))
+
+
+def test_it_waits_until_nothing_has_come_for_a_while(monkeypatch):
+    asked = []
+    monkeypatch.setattr(huge_pages, "AFTER", 0.2)
+    monkeypatch.setattr(huge_pages, "_advise", lambda *what: asked.append((time.monotonic(), *what)) or True)
+    exchange = PageExchange()
+    begun = time.monotonic()
+    exchange.add(0, 2 * HUGE_PAGE)
+    time.sleep(0.1)
+    exchange.add(4 * HUGE_PAGE, HUGE_PAGE)
+    thread = exchange.thread
+    assert thread is not None
+    thread.join(30)
+    assert [at for _, at, *_ in asked] == [0, HUGE_PAGE, 4 * HUGE_PAGE]
+    assert asked[0][0] - begun >= 0.3
+    assert exchange.thread is None  # and another one begins with what comes next
+
+
+def test_memory_that_is_gone_or_too_small_is_let_be():
+    small = torch.empty(1000)
+    use_huge_pages_later(small)
+    assert not huge_pages._advise(HUGE_PAGE, HUGE_PAGE, huge_pages.COLLAPSE)  # nobody's
