@@ -15,8 +15,8 @@ from tests.kernels.peak_memory import growth
 from tests.sampling import examples
 from vantage.inspect.kernels import kernel_choices
 from vantage.kernels import blocks, chooser, chosen, kernel_named, select
-from vantage.kernels.blocks import Blocks
-from vantage.kernels.chosen import Chosen
+from vantage.kernels.blocks import QueryBlocks
+from vantage.kernels.chosen import ChosenKeysKernel
 from vantage.model import Model
 from vantage.spec import query_blocks
 from vantage.spec.chosen import ChosenKeys, near_columns
@@ -40,7 +40,7 @@ def close(a: Tensor, b: Tensor) -> None:
 @given(calls(), st.integers(1, 4))
 @settings(max_examples=examples(100), deadline=None)
 def test_blocks_are_the_reference(c, queries):
-    wanted, got = c.run(REFERENCE, lse=True), c.run(Blocks(queries), lse=True)
+    wanted, got = c.run(REFERENCE, lse=True), c.run(QueryBlocks(queries), lse=True)
     close(got.out, wanted.out)
     close(got.lse, wanted.lse)
 
@@ -54,7 +54,7 @@ def test_chosen_keys_are_a_bias_to_the_reference(c, queries, keep):
     columns = normal(B, T, S, seed=9).argsort(-1)[..., :keep]
     columns = torch.where(normal(*columns.shape, seed=10) > 1, EMPTY, columns)  # some are none
     bias = ChosenKeys(columns, c.need.bias).bias(c.pos.against(c.view.pos), H, F64)
-    wanted, got = (c.run(kernel, lse=True, bias=bias) for kernel in (REFERENCE, Chosen(queries)))
+    wanted, got = (c.run(kernel, lse=True, bias=bias) for kernel in (REFERENCE, ChosenKeysKernel(queries)))
     close(got.out, wanted.out)
     close(got.lse, wanted.lse)
 
@@ -66,7 +66,7 @@ def test_dropout_in_a_block_is_the_same_on_the_way_back():
     pos = Positions.arange(1, 9)
     need = Need(Causal(), 0.5, dropout=0.4)
     torch.manual_seed(0)
-    out = Blocks(2)(q, View(k, v, pos), pos.against(pos), need).out
+    out = QueryBlocks(2)(q, View(k, v, pos), pos.against(pos), need).out
     (grad,) = torch.autograd.grad(out.sum(), v)
     torch.testing.assert_close((grad * v).sum(), out.sum())  # the output is linear in v, weights as they were drawn
 
@@ -150,7 +150,7 @@ def test_a_model_and_its_gradients_are_those_of_the_reference(part, kind):
     }[part]()
     model = vt.build(replace(s, layers=(small,))).double()
     wanted, right = run(model, places(kind), REFERENCE)
-    kernels = [Blocks(4), *([Chosen(4)] if part in ("dsa", "csa") else [])]
+    kernels = [QueryBlocks(4), *([ChosenKeysKernel(4)] if part in ("dsa", "csa") else [])]
     for kernel in kernels:
         got, grads = run(model, places(kind), kernel)
         close(got, wanted)
@@ -168,8 +168,8 @@ def test_pieces_behind_a_cache_are_one_pass(part):
     tokens = torch.arange(200)[None] * 7 % 16
     model._choose = chooser(REFERENCE)
     wanted = model(tokens)
-    kernel = Chosen(16) if part in ("dsa", "csa") else Blocks(16)
-    few = chooser(Blocks(16))  # in the first piece there are fewer keys than are to be chosen
+    kernel = ChosenKeysKernel(16) if part in ("dsa", "csa") else QueryBlocks(16)
+    few = chooser(QueryBlocks(16))  # in the first piece there are fewer keys than are to be chosen
     model._choose = lambda need, q, view: kernel if kernel.refuses(need, q, view) is None else few(need, q, view)
     cache = model.new_cache(1, kind="paged")
     pieces = [model(tokens[:, low:high], cache=cache) for low, high in itertools.pairwise((0, 70, 71, 150, 200))]
@@ -234,7 +234,7 @@ def test_a_query_that_sees_nothing_has_a_gradient_of_0():
     q, k, v = (normal(1, 1, 3, 4, seed=seed).requires_grad_() for seed in (1, 2, 3))
     pos, hidden = Positions.arange(1, 3), torch.zeros(1, 1, 3, 3, dtype=F64)
     hidden[:, :, 0] = float("-inf")
-    for kernel in (REFERENCE, Blocks(1)):
+    for kernel in (REFERENCE, QueryBlocks(1)):
         need = Need(Causal(), 1.0, softcap=3.0, bias=Dense(hidden))
         out = kernel(q, View(k, v, pos), pos.against(pos), need).out
         grads = torch.autograd.grad((1e3 * out).sum(), (q, k, v))
@@ -244,7 +244,7 @@ def test_a_query_that_sees_nothing_has_a_gradient_of_0():
 
 def test_what_the_chosen_kernel_refuses():
     q, k = normal(1, 2, 9, 4, seed=1), normal(1, 1, 9, 4, seed=2)
-    pos, kernel = Positions.arange(1, 9), Chosen()
+    pos, kernel = Positions.arange(1, 9), ChosenKeysKernel()
     view, plain = View(k, k, pos), Need(Causal(), 0.5)
     assert "none were" in (kernel.refuses(plain, q, view) or "")
     need = replace(plain, bias=ChosenKeys(torch.zeros(1, 9, 1, dtype=torch.long), None).bias(pos.against(pos), 2, F64))

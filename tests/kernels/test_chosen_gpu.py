@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.kernels.fused_calls import DEVICE, MISSING
 from tests.kernels.helpers import normal
 from vantage.kernels import chosen, kernel_named
-from vantage.kernels.chosen import Chosen, runs_in_triton
+from vantage.kernels.chosen import ChosenKeysKernel, runs_in_triton
 from vantage.spec.chosen import ChosenKeys
 from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.parts import Attended, Kernel, Need, View
@@ -46,7 +46,9 @@ def test_output_and_gradients_are_those_of_the_reference(kind, G, share, T, S, d
         need = Need(Causal() & SameSegment(), 0.3, sinks=sink if sinks else None, bias=bias, lse=True)
         view = View(k, v, k_at)
         assert kernel.refuses(need, q, view) is None
-        assert isinstance(kernel, Chosen) == (dtype == torch.float32 and runs_in_triton(bias.chosen, need, q, view))
+        assert isinstance(kernel, ChosenKeysKernel) == (
+            dtype == torch.float32 and runs_in_triton(bias.chosen, need, q, view)
+        )
         got = kernel(q, view, pair, need)
         of = weights.to(device, dtype)
         loss = (got.out * of).sum()
@@ -54,7 +56,7 @@ def test_output_and_gradients_are_those_of_the_reference(kind, G, share, T, S, d
             loss = loss + (got.lse * of[..., 0]).sum()
         return got, [x.cpu() for x in torch.autograd.grad(loss, inputs if sinks else inputs[:3])]
 
-    got, grads = run(Chosen(), torch.float32, DEVICE)
+    got, grads = run(ChosenKeysKernel(), torch.float32, DEVICE)
     wanted, right = run(kernel_named("reference"), torch.float64, "cpu")
     for a, b in zip((got.out, got.lse, *grads), (wanted.out, wanted.lse, *right), strict=True):
         torch.testing.assert_close(a.detach().cpu().double(), b.detach(), rtol=1e-4, atol=2e-5)

@@ -15,7 +15,7 @@ from vantage.generation.sampling import Pick
 
 @final
 @dataclass(frozen=True)
-class Choice:
+class NextToken:
     """``error``: why there is no token. It is the request's own fault, or its logits were no numbers."""
 
     pick: Pick
@@ -28,27 +28,27 @@ class Choice:
 NO_PICK = Pick(-1, float("nan"))
 
 
-def choose_each(samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[Choice]:
+def choose_each(samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[NextToken]:
     """One after another: whoever is interrupted has chosen for those before, and for no one else."""
     for sample, logits_V in zip(samples, logits_BV, strict=True):
         yield _chosen(sample, logits_V)
 
 
-def _chosen(sample: RunningSample, logits_V: Tensor) -> Choice:
+def _chosen(sample: RunningSample, logits_V: Tensor) -> NextToken:
     try:
         pick = sample.picker.pick(logits_V)
     except Exception as e:
-        return Choice(NO_PICK, error=e)
+        return NextToken(NO_PICK, error=e)
     return take_pick(sample, pick)
 
 
-def take_pick(sample: RunningSample, pick: Pick, *, fine: bool = True) -> Choice:
+def take_pick(sample: RunningSample, pick: Pick, *, fine: bool = True) -> NextToken:
     """This token has come: what it makes of the answer. ``fine``: it was chosen from numbers."""
     try:
         if not fine:
             raise Refused("the model's logits are not finite: its weights or its input are damaged")
         sample.picker.took(pick.token)
         sample.text.push(pick.token)
-        return Choice(pick, sample.text.take(), sample.text.finish, sample.text.ended_by)
+        return NextToken(pick, sample.text.take(), sample.text.finish, sample.text.ended_by)
     except Exception as e:
-        return Choice(NO_PICK, error=e)
+        return NextToken(NO_PICK, error=e)

@@ -16,7 +16,7 @@ from torch import Tensor
 from vantage.cache import BLOCK
 from vantage.errors import BadInput, unknown
 from vantage.generation.block_memory import BlockMemory
-from vantage.generation.choices import Choice, take_pick
+from vantage.generation.choices import NextToken, take_pick
 from vantage.generation.chunks import PromptChunks, default_chunk
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.images import PromptImages
@@ -380,7 +380,7 @@ class Engine:
             if sample.stage != "done":  # another sample of its request may have failed
                 self._take(sample, choice)
 
-    def _take(self, sample: RunningSample, choice: Choice) -> None:
+    def _take(self, sample: RunningSample, choice: NextToken) -> None:
         """A token has come, or why there is none, which is the request's own fault."""
         if choice.error is not None:
             return self._drop(sample.request, choice.error)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import ContextWarning, Refused
-from vantage.generation.choices import NO_PICK, Choice, choose_each
+from vantage.generation.choices import NO_PICK, NextToken, choose_each
 from vantage.generation.request import Request
 from vantage.generation.running_samples import RunningSample
 from vantage.generation.sampling import Pick, Sampling
@@ -98,7 +98,7 @@ class Peers(Protocol):
         """This has happened. ``now``: the others are waiting for it, and for what was told before."""
         ...
 
-    def choose(self, samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[Choice]:
+    def choose(self, samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[NextToken]:
         """What each sample goes on with, in their order."""
         ...
 
@@ -112,7 +112,7 @@ class NoPeers:
     def tell(self, message: Message, *, now: bool = False) -> None:
         """There is nobody."""
 
-    def choose(self, samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[Choice]:
+    def choose(self, samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[NextToken]:
         return choose_each(samples, logits_BV)
 
 
@@ -134,10 +134,10 @@ class FirstProcess:
             untold, self._untold = self._untold, []
             self._channel.tell(untold)
 
-    def choose(self, samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[Choice]:
+    def choose(self, samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[NextToken]:
         choices = list(choose_each(samples, logits_BV))
-        told = [(c.pick.token, len(FINISHES) if c.error is not None else FINISHES.index(c.finish)) for c in choices]
-        self._channel.numbers(torch.tensor(told))
+        numbers = [(c.pick.token, len(FINISHES) if c.error is not None else FINISHES.index(c.finish)) for c in choices]
+        self._channel.numbers(torch.tensor(numbers))
         return iter(choices)
 
 
@@ -153,12 +153,12 @@ class FollowingProcess:
     def tell(self, message: Message, *, now: bool = False) -> None:
         """It was told itself."""
 
-    def choose(self, samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[Choice]:
+    def choose(self, samples: Sequence[RunningSample], logits_BV: Tensor) -> Iterator[NextToken]:
         for token, finish in self._channel.numbers(torch.empty(len(samples), 2, dtype=torch.int64)).tolist():
             if finish == len(FINISHES):
-                yield Choice(NO_PICK, error=Refused("the first process chose no token"))
+                yield NextToken(NO_PICK, error=Refused("the first process chose no token"))
             else:
-                yield Choice(Pick(token, float("nan")), finish=FINISHES[finish])
+                yield NextToken(Pick(token, float("nan")), finish=FINISHES[finish])
 
 
 def follow_engine(engine: Engine, channel: ControlChannel) -> None:

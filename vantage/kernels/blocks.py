@@ -22,7 +22,7 @@ from vantage.spec.registry import Entry
 FORMED = 4  # tensors of a block that are as large as its scores, at the same time
 
 
-class Blocks:
+class QueryBlocks:
     """Everything but the weights, which are as many as there are pairs; forward and backward."""
 
     def __init__(self, queries: int | None = None):
@@ -96,17 +96,17 @@ def _seen_run(mask: Mask, queries: Positions, keys: Positions) -> slice:
 
 ENTRY = Entry(
     "blocks",
-    Blocks,
+    QueryBlocks,
     "Blocks of queries",
     "Some queries after the others, in plain torch, with gradients: all that the reference does, without handing back "
     "weights, in memory that grows with the keys and not with the pairs.",
-    default=lambda number: Blocks(),
+    default=lambda number: QueryBlocks(),
     variants={},  # so many at once as no row of the matrix has
 )
 SMALL = Entry(
     "blocks-of-2",
-    Blocks,
+    QueryBlocks,
     "Blocks of two queries",
     "The same with two queries at a time, to check with.",
-    default=lambda number: Blocks(queries=2),
+    default=lambda number: QueryBlocks(queries=2),
 )

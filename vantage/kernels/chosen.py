@@ -25,7 +25,7 @@ FORMED_PLACES = 8  # tensors as large as the columns of a block, where it is ask
 FORMED = 3  # tensors of a block that are as large as its scores, beside its keys and values
 
 
-class Chosen:
+class ChosenKeysKernel:
     """Softmax over chosen keys, with masks, biases, softcap and sinks; forward and backward."""
 
     name = "chosen"
@@ -192,9 +192,9 @@ def _picked(pos: Positions, index_Bn: Tensor, like: Tensor) -> Place:
 
 ENTRY = Entry(
     "chosen",
-    Chosen,
+    ChosenKeysKernel,
     "Chosen keys",
     "The keys that an indexer has chosen for a query, and no others, with gradients: nothing grows with the pairs.",
-    default=lambda number: Chosen(),
+    default=lambda number: ChosenKeysKernel(),
     variants={},  # it does nothing where no keys were chosen; tests of its own hold it to the reference
 )

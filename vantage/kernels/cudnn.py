@@ -72,10 +72,10 @@ class Cudnn:
         assert need.temperature is not None
         sinks = need.sinks
         if torch.compiler.is_compiling():
-            if (made := _graph(q_BHTd, view.k, view.v, pair, need)) is None:
+            if (graph := _graph(q_BHTd, view.k, view.v, pair, need)) is None:
                 return self.elsewhere(q_BHTd, view, pair, need)
             sinks = None if sinks is None else sinks.float() / need.temperature
-            return Attended(forward_op(q_BHTd, view.k, view.v, sinks, made.options, made.scale)[0])
+            return Attended(forward_op(q_BHTd, view.k, view.v, sinks, graph.options, graph.scale)[0])
         layers_share = (need.mask, need.scale, need.temperature, need.bias is None, sinks is None)
         key = ("cudnn", layers_share, *(_layout(x) for x in (q_BHTd, view.k, view.v)))
         shared = pair.once(key, lambda: _layer_calls(q_BHTd, view.k, view.v, pair, need))

@@ -29,7 +29,7 @@ from vantage.model.placement import check_no_gradient, check_not_compiled, layou
 POPULATE_READ = 22  # of madvise(2), since Linux 5.14
 
 
-class Span(NamedTuple):
+class FileSpan(NamedTuple):
     """Bytes of the file, in whole pages."""
 
     start: int
@@ -59,8 +59,8 @@ class MappedLayers:
         # shared: what somebody writes into a weight is in the file when its pages are given back
         self._map = mmap.mmap(self.file.fileno(), nbytes)
         self._data = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._spans: dict[int, Span] = {}
-        self._brought: dict[int, Span] = {}  # what is brought in ahead: experts are read when tokens come to them
+        self._spans: dict[int, FileSpan] = {}
+        self._brought: dict[int, FileSpan] = {}  # what is brought in ahead: experts are read when tokens come to them
         self._end = 0
         self._order = {layer: i for i, layer in enumerate(layers)}
         self._thread = ThreadPoolExecutor(1, "layers")
@@ -74,13 +74,13 @@ class MappedLayers:
         """Have a layer from now on; where it was before it is let go of. ``shared``: tensors that others have too."""
         with torch.inference_mode(False), torch.no_grad():
             layout = layout_of(block, shared)
-            span = Span(self._end, whole_pages(layout.nbytes))
+            span = FileSpan(self._end, whole_pages(layout.nbytes))
             mapped = self._data[span.start : span.start + span.nbytes]
             for laid in layout.tensors:
                 self._write(laid.tensor, span.start + laid.start)
             replace_tensors(block, {id(laid.tensor): laid.view(mapped) for laid in layout.tensors})
             self._spans[index], self._end = span, span.start + span.nbytes
-            self._brought[index] = Span(span.start, layout.before_experts)
+            self._brought[index] = FileSpan(span.start, layout.before_experts)
         self.end(index)
 
     def _write(self, tensor: Tensor, start: int) -> None:
@@ -132,7 +132,7 @@ def whole_pages(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _bring(base: int, span: Span) -> None:
+def _bring(base: int, span: FileSpan) -> None:
     """Read pages in and map them. ``MADV_WILLNEED`` reads few of them, however many are named. Where the system does
     not know the other word, they are read when they are first used."""
     _libc().madvise(c_void_p(base + span.start), c_size_t(span.nbytes), POPULATE_READ)

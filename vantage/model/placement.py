@@ -113,7 +113,7 @@ class LaidTensor(NamedTuple):
         return nn.Parameter(view, requires_grad=False) if isinstance(self.tensor, nn.Parameter) else view
 
 
-class Layout(NamedTuple):
+class LayerLayout(NamedTuple):
     """The tensors of a layer one after the other, those of each of its experts last."""
 
     tensors: tuple[LaidTensor, ...]
@@ -121,7 +121,7 @@ class Layout(NamedTuple):
     before_experts: int  # bytes that every token needs
 
 
-def layout_of(block: nn.Module, shared: frozenset[int]) -> Layout:
+def layout_of(block: nn.Module, shared: frozenset[int]) -> LayerLayout:
     """Of all tensors of a layer but those that other parts of the model have as well, by their ids."""
     own = {id(tensor): tensor for _, _, tensor in held_tensors(block) if id(tensor) not in shared and tensor.numel()}
     chosen = {id(tensor) for expert in experts_of(block) for _, _, tensor in held_tensors(expert)}
@@ -130,7 +130,7 @@ def layout_of(block: nn.Module, shared: frozenset[int]) -> Layout:
         laid.append(LaidTensor(tensor, at))
         at += aligned(tensor.nbytes)
         before = before if id(tensor) in chosen else at
-    return Layout(tuple(laid), at, before)
+    return LayerLayout(tuple(laid), at, before)
 
 
 def experts_of(block: nn.Module) -> list[nn.Module]:
@@ -189,10 +189,10 @@ def move_shared(model: nn.Module, device: torch.device) -> frozenset[int]:
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The same there: a parameter if it is one."""
-    there = tensor.detach().to(device)
-    if there.device == tensor.device:  # "cuda" and "cuda:0" may be the same
+    copy = tensor.detach().to(device)
+    if copy.device == tensor.device:  # "cuda" and "cuda:0" may be the same
         return tensor
-    return nn.Parameter(there, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
+    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
 def check_no_gradient(x: Tensor, block: nn.Module, layers: tuple[int, ...]) -> None:

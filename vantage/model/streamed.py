@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vantage.errors import Refused
 from vantage.model.placement import (
-    Layout,
+    LayerLayout,
     aligned,
     check_no_gradient,
     check_not_compiled,
@@ -145,7 +145,7 @@ class Binding(NamedTuple):
 class Streamed(NamedTuple):
     """A layer in host memory."""
 
-    layout: Layout
+    layout: LayerLayout
     data: Tensor  # on the host
     buffer: int
     own: tuple[Tensor, ...]  # views of ``data``: the layer's tensors while it rests

@@ -37,8 +37,8 @@ class ModelGroup(Protocol):
         """It cannot go on. Called once, from any thread, before requests are told."""
         ...
 
-    def watch(self, told: Callable[[Exception], None]) -> None:
-        """Another process may end while this one waits for it: ``told`` is called then, in another thread."""
+    def watch(self, on_end: Callable[[Exception], None]) -> None:
+        """Another process may end while this one waits for it: ``on_end`` is called then, in another thread."""
         ...
 
 
@@ -57,8 +57,8 @@ class ServingGroup:
         self.error = error
         os.kill(os.getpid(), signal.SIGTERM)  # as whoever wants this server to end would
 
-    def watch(self, told: Callable[[Exception], None]) -> None:
-        when_another_ends(lambda reason: told(PeerEnded(reason)))
+    def watch(self, on_end: Callable[[Exception], None]) -> None:
+        when_another_ends(lambda reason: on_end(PeerEnded(reason)))
 
 
 def check_divides(settings: ServerSettings) -> None:

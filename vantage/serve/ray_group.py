@@ -54,8 +54,8 @@ class RayGroup:
     def lost(self, error: Exception) -> None:
         os._exit(1)  # an answer would be passed on: without one, the gateway asks another replica
 
-    def watch(self, told: Callable[[Exception], None]) -> None:
-        when_another_ends(lambda reason: told(PeerEnded(reason)))
+    def watch(self, on_end: Callable[[Exception], None]) -> None:
+        when_another_ends(lambda reason: on_end(PeerEnded(reason)))
 
 
 class Follower:

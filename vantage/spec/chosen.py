@@ -54,7 +54,7 @@ def near_columns(queries: Tensor, keys: Tensor, near: int, ahead: int = 0) -> Te
     index = last[..., None] + offset
     inside = (index >= 0) & (index < keys.shape[1])
     index = index.clamp(0, max(keys.shape[1] - 1, 0)).flatten(1)
-    there = order.gather(1, index).view(*queries.shape, -1)
-    distance = queries[..., None] - there
-    inside = inside & (there >= 0) & (distance < near) & (distance >= -ahead) & (queries[..., None] >= 0)
-    return torch.where(inside, column.gather(1, index).view_as(there), EMPTY)
+    key_order = order.gather(1, index).view(*queries.shape, -1)
+    distance = queries[..., None] - key_order
+    inside = inside & (key_order >= 0) & (distance < near) & (distance >= -ahead) & (queries[..., None] >= 0)
+    return torch.where(inside, column.gather(1, index).view_as(key_order), EMPTY)

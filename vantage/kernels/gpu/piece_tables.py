@@ -149,14 +149,14 @@ class PieceTables(torch.autograd.Function):
         (H, K), width = outer.shape, breaks + 1
         g0, g1 = (x.contiguous() for x in grads)
         by_query = g1[4 + breaks :].view(rows, T).sum(0)
-        found = [torch.empty(x.shape, device=x.device, dtype=x.dtype) for x in ctx.saved_tensors]
+        gradients = [torch.empty(x.shape, device=x.device, dtype=x.dtype) for x in ctx.saved_tensors]
         kernel: Any = _gradients
         with on(c):
             kernel[(1,)](
-                inner, inner_bias, outer, c, limit, g0, g1, by_query, *found, inner.stride(0), *outer.stride(), K,
+                inner, inner_bias, outer, c, limit, g0, g1, by_query, *gradients, inner.stride(0), *outer.stride(), K,
                 width, cool, eps, first, T, H=H, AT_ONCE=AT_ONCE, **_tiles(K, width),
             )  # fmt: skip
-        return *found, None
+        return *gradients, None
 
 
 def _tiles(K: int, width: int) -> dict[str, int]:
