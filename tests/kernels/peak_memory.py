@@ -18,12 +18,14 @@ class PeakMemory(TorchDispatchMode):
         self.peak, self.largest = 0, 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self._held = 0  # bytes of what lives, and of what has gone since they were last added up
-        self._given: set[int] = set()  # storages of what was there before
+        self._given: dict[
+            int, Any
+        ] = {}  # storages of what was there before, kept so that no new one gets their address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for x in tree_leaves((args, kwargs)):
             if isinstance(x, Tensor) and x.untyped_storage()._cdata not in self._live:
-                self._given.add(x.untyped_storage()._cdata)
+                self._given[x.untyped_storage()._cdata] = x.untyped_storage()
         out = func(*args, **(kwargs or {}))
         new = [x for x in tree_leaves(out) if isinstance(x, Tensor) and self._is_new(x)]
         for x in new:
