@@ -20,7 +20,7 @@ class PeakMemory(TorchDispatchMode):
         self._held = 0  # bytes of what lives, and of what has gone since they were last added up
         self._given: dict[
             int, Any
-        ] = {}  # storages of what was there before, kept so that no new one gets their address
+        ] = {}  # storages of what was there before: kept, so that no new one gets their place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for x in tree_leaves((args, kwargs)):
