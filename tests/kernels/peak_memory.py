@@ -18,9 +18,7 @@ class PeakMemory(TorchDispatchMode):
         self.peak, self.largest = 0, 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self._held = 0  # bytes of what lives, and of what has gone since they were last added up
-        self._given: dict[
-            int, Any
-        ] = {}  # storages of what was there before: kept, so that no new one gets their place
+        self._given: dict[int, Any] = {}  # storages of what was there before: kept, so that no new one gets their place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for x in tree_leaves((args, kwargs)):
