@@ -89,8 +89,10 @@ def test_layers_that_ask_for_the_same_are_answered_once_in_a_pass(monkeypatch):
     with torch.no_grad():
         choose(need, q, view)
     assert len(times) == 4
-    choose(need, q, view._replace(pos=Positions.arange(4, 1024, device="cuda")))  # another pass
+    choose(need, asked(1024, grad=True)[1], view)  # a layer that learns after one that does not
     assert len(times) == 5
+    choose(need, q, view._replace(pos=Positions.arange(4, 1024, device="cuda")))  # another pass
+    assert len(times) == 6
 
 
 @pytest.mark.usefixtures("fake")

@@ -77,7 +77,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--out", metavar="FOLDER", default="comparison", help="default: %(default)s")
     parser.add_argument("--resume", action="store_true", help="go on with the experiment in that folder")
-    parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
+    parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda where there is one")
     parser.add_argument("--workers", type=at_least(1), metavar="N", help="processes; default: one for each core")
     parser.add_argument("--on", metavar="WHERE", help="ray, or ray://HOST:PORT: train on the machines of a Ray cluster")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")

@@ -30,7 +30,9 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--context", type=at_least(1), default=2048, metavar="N", help="tokens of a row; default: %(default)s"
     )
     parser.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="rows; default: %(default)s")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="where; default: a GPU if there is one")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), help="where; default: VANTAGE_DEVICE, or a GPU if there is one"
+    )
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float16", "float32"),

@@ -28,7 +28,9 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Where the model runs."""
-    parser.add_argument("--device", default="auto", help="cpu or cuda; default: cuda where there is one")
+    parser.add_argument(
+        "--device", default="auto", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda where there is one"
+    )
 
 
 def add_adapter(parser: argparse.ArgumentParser) -> None:

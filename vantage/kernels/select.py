@@ -143,8 +143,8 @@ def _kept_by(need: Need, q: Tensor, view: View) -> Hashable | None:
         return None
     asked = (need.mask, need.scale, need.softcap, need.normalise, need.dropout, need.weights, need.lse)
     modes = torch.is_grad_enabled(), torch._C._are_functorch_transforms_active()
-    k, v = view.k, view.v
-    return ("kernel", asked, modes, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    tensors = ((x.shape, x.dtype, x.requires_grad) for x in (q, view.k, view.v))
+    return ("kernel", asked, modes, *tensors)
 
 
 def _willing(need: Need, q: Tensor, view: View) -> Candidate:

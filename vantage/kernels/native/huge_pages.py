@@ -1,4 +1,4 @@
-"""Pages of 2 MiB, with which weights and keys are read up to a fifth faster. Linux alone.
+"""Pages of 2 MiB, with which weights and keys are read faster (docs/performance.md). Linux alone.
 
 To ask for them when memory is first written to can take longer than all the writing: the system may have to move
 others' pages out of the way for each. So weights are written into small pages, and a thread of its own exchanges those
