@@ -1,5 +1,6 @@
 """Blocks of queries, and chosen keys: equal to the reference, with gradients, in memory that grows with the keys."""
 
+import gc
 import itertools
 from dataclasses import replace
 
@@ -198,6 +199,27 @@ def test_twice_the_length_takes_no_more_than_twice_the_memory(part, train, monke
 
     once(16)  # what is made once and kept
     assert growth(once, 256) < 2.05
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_tensor_waits_for_the_garbage_collector(part):
+    """Masks of all blocks together are as large as N x N: they go when the pass is over."""
+    model = vt.build(PARTS[part]())
+    tokens = torch.arange(64)[None] % 16
+    with torch.no_grad():
+        model(tokens)
+        gc.collect()
+        gc.disable()
+        try:
+            model(tokens)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            waiting = [tuple(x.shape) for x in gc.garbage if isinstance(x, Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert not waiting
 
 
 def test_the_reference_takes_four_times():

@@ -34,7 +34,7 @@ class ByOrder:
 
 def _sorted(kept: Positions) -> ByOrder:
     if kept.known.first is not None:
-        return ByOrder(kept)
+        return ByOrder(kept.without_memo())
     columns = kept.order.argsort(dim=-1)
     segment = None if kept.segment is None else kept.segment.gather(1, columns)
     return ByOrder(Positions(kept.pos.gather(1, columns), kept.order.gather(1, columns), segment), columns)

@@ -228,9 +228,18 @@ class Positions:
 
     def against(self, keys: Positions) -> Pair:
         """These queries looking at those keys. One object per pair, so masks are built once."""
-        return self.once(("pair", id(keys)), lambda: Pair(self, keys))
+
+        def pair() -> Pair:
+            q = self.without_memo()
+            return Pair(q, q if keys is self else keys)
+
+        return self.once(("pair", id(keys)), pair)
 
     # ---- changing them
+
+    def without_memo(self) -> Positions:
+        """The same positions, for what our own memo keeps: with us in it, its masks would wait for the collector."""
+        return replace(self, memo={})
 
     def to(self, device: torch.device | str | None) -> Positions:
         if device is None or torch.device(device) == self.device:
