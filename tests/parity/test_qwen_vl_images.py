@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen3-VL with images: the tower, logits and greedy tokens of transformers, and a round trip."""
+"""Qwen2-VL, Qwen3-VL and Qwen3.5 with images: the tower, logits and greedy tokens of transformers, and a round trip."""
 
 import copy
 
@@ -157,6 +157,7 @@ def settle(family, config):
         ("qwen3_vl", {"num_position_embeddings": 24}, "num_position_embeddings is 24; wanted a square"),
         ("qwen3_vl", {"deepstack_visual_indexes": [2, 0]}, "deep=.2, 0.: give layers of the tower, 0 to 2, in order"),
         ("qwen3_vl", {"deepstack_visual_indexes": [0, 3]}, "deep=.0, 3.: give layers of the tower"),
+        ("qwen3_5", {"deepstack_visual_indexes": [0]}, "Qwen3.5 reads none but the last"),
     ],
 )
 def test_refused_towers(family, changes, says):

@@ -1,4 +1,4 @@
-"""Small random models of Qwen2-VL and Qwen3-VL, made by transformers, and images for them."""
+"""Small random models of Qwen2-VL, Qwen3-VL and Qwen3.5, made by transformers, and images for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vantage.spec.images import PreparedImage
 
 IMAGE, VIDEO = 5, 6  # token ids
 PROCESSOR = ImageProcessor(patch=4, merge=2, least=64, most=4096)
-CLASSES = {"qwen2_vl": "Qwen2VL", "qwen3_vl": "Qwen3VL"}
+CLASSES = {"qwen2_vl": "Qwen2VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}
 TOWERS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": 3, "embed_dim": 32, "hidden_size": 48, "num_heads": 2, "patch_size": 4},
     "qwen3_vl": {
@@ -29,9 +29,23 @@ TOWERS: dict[str, dict[str, Any]] = {
         "num_position_embeddings": 25,
     },
 }
+TOWERS["qwen3_5"] = {key: value for key, value in TOWERS["qwen3_vl"].items() if key != "deepstack_visual_indexes"}
 TURNS = {
     "qwen2_vl": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 3]},
     "qwen3_vl": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+}
+TURNS["qwen3_5"] = {**TURNS["qwen3_vl"], "rope_theta": 256.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"max_window_layers": 3},
+    "qwen3_vl": {"head_dim": 16},
+    "qwen3_5": {
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    },
 }
 
 
@@ -42,7 +56,7 @@ def theirs(family: str) -> Any:
         **DECODER,
         "num_key_value_heads": 2,
         "rope_parameters": dict(TURNS[family]),
-        **({"head_dim": 16} if family == "qwen3_vl" else {"max_window_layers": 3}),
+        **OTHERS[family],
     }
     config = getattr(transformers, f"{CLASSES[family]}Config")(
         text_config=text,

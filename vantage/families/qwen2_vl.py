@@ -20,14 +20,20 @@ def spec(c: Config) -> ModelSpec:
     return llama_layout.model(c, [replace(layer, mask=mask) for mask in qwen2.masks(c, below=80)], norm)
 
 
-def multi_axis_rope(c: Config, sections: tuple[int, ...], base: float, *, interleaved: bool = False) -> MultiAxisRope:
-    """Sections and base are what the family takes when its config is silent."""
+def multi_axis_rope(
+    c: Config, sections: tuple[int, ...], base: float, *, interleaved: bool = False, share: float | None = None
+) -> MultiAxisRope:
+    """Sections and base are what the family takes when its config is silent; ``share`` of each head as well, in a
+    family that turns a part of it."""
     part, theta = c.part("rope_parameters") or c.part("rope_scaling"), c.number("rope_theta", base)
+    turned = 1.0 if share is None else c.number("partial_rotary_factor", share)
     if part is None:
-        return MultiAxisRope(sections, interleaved, Rope(theta))
+        return MultiAxisRope(sections, interleaved, Rope(theta, share=turned))
     part.must_be("mrope_interleaved", interleaved)
     longest = c.whole("max_position_embeddings", None, low=1)
-    rope = Rope(part.number("rope_theta", theta), rope_rule(part, c, longest, plain=("default", "mrope")))
+    rule = rope_rule(part, c, longest, plain=("default", "mrope"))
+    turned = turned if share is None else part.number("partial_rotary_factor", turned)
+    rope = Rope(part.number("rope_theta", theta), rule, share=turned)
     return MultiAxisRope(tuple(map(int, part.numbers("mrope_section", sections))), interleaved, rope)
 
 

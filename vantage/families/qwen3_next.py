@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vantage.attention import GatedDelta, GroupedQuery, OutputGate, QKNorm
@@ -16,6 +17,7 @@ from vantage.families.module_links import gated_links, kinds, modules
 from vantage.model.experts import Experts
 from vantage.model.norms import RMSNorm
 from vantage.spec.model import FeedForwardConfig, Layer, ModelSpec
+from vantage.spec.parts import Buildable
 
 LINEAR = "linear_attention"
 OURS, THEIRS = "blocks.{i}.steps.0.sublayer", "model.layers.{i}"
@@ -23,10 +25,14 @@ OURS, THEIRS = "blocks.{i}.steps.0.sublayer", "model.layers.{i}"
 
 def spec(c: Config) -> ModelSpec:
     c.inert("output_router_logits", "router_aux_loss_coef")  # what training may ask for besides the logits
+    return hybrid(c, feed_forwards(c), rope(c, partial=True, share=0.25))
+
+
+def hybrid(c: Config, feed_forwards: Sequence[FeedForwardConfig], turn: Buildable) -> ModelSpec:
+    """Delta rules, and attention on every fourth layer. ``turn``: what rotates its queries and keys."""
     norm = RMSNorm(c.number("rms_norm_eps", 1e-6), offset=1.0)
     bias = c.flag("attention_bias", False)
     attention, rule = llama_layout.attention(c, bias=bias, out_bias=bias, head_dim=256), delta(c, norm.eps)
-    qk = (QKNorm(norm), rope(c, partial=True, share=0.25))
     every = c.whole("full_attention_interval", 4, low=1)
     silent = [LINEAR if (i + 1) % every else llama_layout.FULL for i in range(llama_layout.count(c))]
     mixers = llama_layout.layer_types(c, silent, (llama_layout.FULL, LINEAR))
@@ -35,8 +41,8 @@ def spec(c: Config) -> ModelSpec:
     layers = [
         Layer(rule, ffn, norm)
         if mixer == LINEAR
-        else Layer(attention, ffn, norm, qk=qk, output=(OutputGate(bias=bias),))
-        for mixer, ffn in zip(mixers, feed_forwards(c), strict=True)
+        else Layer(attention, ffn, norm, qk=(QKNorm(norm), turn), output=(OutputGate(bias=bias),))
+        for mixer, ffn in zip(mixers, feed_forwards, strict=True)
     ]
     return llama_layout.model(c, layers, norm)
 
@@ -106,15 +112,23 @@ def delta_links(delta: object, width: int) -> list[Link]:
     qkvz, ba = 2 * keys + 2 * values, 2 * s.heads
     q, k, v, z = _grouped(s.kv_heads, (s.key_dim, s.key_dim, each_key * s.value_dim, each_key * s.value_dim), 0)
     b, a = _grouped(s.kv_heads, (each_key, each_key), qkvz)
-    channels = 2 * keys + values
     return [
         Regrouped(
             (f"{OURS}.qkv.weight", f"{OURS}.gates.weight"),
             (f"{theirs}.in_proj_qkvz.weight", f"{theirs}.in_proj_ba.weight"),
-            (channels, values + 2 * s.heads),
+            (2 * keys + values, values + 2 * s.heads),
             (qkvz, ba),
             Rows((*q, *k, *v, *z, *b, *a)),
         ),
+        *state_links(delta, width),
+    ]
+
+
+def state_links(delta: GatedDelta, width: int) -> list[Link]:
+    """All of a delta rule but its projections."""
+    s, theirs = delta.shape(width), f"{THEIRS}.linear_attn"
+    channels = 2 * s.kv_heads * s.key_dim + s.heads * s.value_dim
+    return [
         *same(
             {f"{OURS}.conv.weight": f"{theirs}.conv1d.weight"},
             Reshape((channels, delta.taps), (channels, 1, delta.taps)),

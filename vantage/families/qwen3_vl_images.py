@@ -21,6 +21,11 @@ from vantage.spec.model import ModelSpec
 
 
 def spec(c: Config) -> ModelSpec:
+    return with_images(c, text_spec(c, qwen3_vl.spec), IMAGE_TOKEN, deep=(8, 16, 24))
+
+
+def with_images(c: Config, text: ModelSpec, image_token: int, deep: tuple[int, ...]) -> ModelSpec:
+    """A text model with this tower. ``image_token`` and ``deep``: where the config is silent."""
     vision = vision_layout.vision_config(c)
     places = vision.whole("num_position_embeddings", 2304, low=1)
     if isqrt(places) ** 2 != places:
@@ -35,20 +40,20 @@ def spec(c: Config) -> ModelSpec:
         bias=True,
         inputs=LearnedGrid(isqrt(places)),
     )
-    tower = VisionTower(
-        c.whole("image_token_id", IMAGE_TOKEN),
-        encoder,
-        vision.whole("spatial_merge_size", 2, low=1),
-        deep=tuple(map(int, vision.numbers("deepstack_visual_indexes", (8, 16, 24)))),
-    )
-    return vision_layout.with_tower(c, text_spec(c, qwen3_vl.spec), tower, vision.whole("out_hidden_size", 3584, low=1))
+    merge = vision.whole("spatial_merge_size", 2, low=1)
+    deep = tuple(map(int, vision.numbers("deepstack_visual_indexes", deep)))
+    tower = VisionTower(c.whole("image_token_id", image_token), encoder, merge, deep=deep)
+    return vision_layout.with_tower(c, text, tower, vision.whole("out_hidden_size", 3584, low=1))
 
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
+    return [*(link.renamed(in_language_model) for link in qwen3.links(c, spec)), *tower_links(spec)]
+
+
+def tower_links(spec: ModelSpec) -> list[Link]:
     block = {**vision_layout.ATTENTION, "1.sublayer.up": "mlp.linear_fc1", "1.sublayer.down": "mlp.linear_fc2"}
     merger = {"norm": "norm", "up": "linear_fc1", "down": "linear_fc2"}
     return [
-        *(link.renamed(in_language_model) for link in qwen3.links(c, spec)),
         *vision_layout.tower_links(spec, "model.visual", block, merger),
         Same("vision.encoder.embed.inputs.0.table", "model.visual.pos_embed.weight"),
     ]
