@@ -39,8 +39,11 @@ def both(case, dtype, folder):
 def check(case, dtype, folder):
     _, model = both(case, dtype, folder)
     theirs, ours = stored(folder / "their-half"), stored(folder / "our-half")
-    prefix = families()[model.config["model_type"]].prefix  # of a base model, which transformers stores without
-    theirs = {name if name in ours else prefix + name: kept for name, kept in theirs.items()}
+    family = families()[model.config["model_type"]]
+    for old, new in family.older:
+        theirs = {name.removesuffix(old) + new if name.endswith(old) else name: kept for name, kept in theirs.items()}
+    # the prefix of a base model, which transformers stores without
+    theirs = {name if name in ours else family.prefix + name: kept for name, kept in theirs.items()}
     assert {name: theirs[name] for name in ours} == ours
     return {name for name, kept in ours.items() if kept == "F32"}
 

@@ -133,7 +133,7 @@ class Joined(Link):
     their: tuple[str, ...]
     sizes: tuple[int, ...]
     dim: int = 0
-    orders: tuple[Rows, ...] = ()  # of the rows of each; none: all as they stand
+    changes: tuple[Change, ...] = ()  # of each; none: all as they stand
 
     @property
     def our_names(self) -> tuple[str, ...]:
@@ -144,13 +144,13 @@ class Joined(Link):
         return self.their
 
     def to_ours(self, theirs: Sequence[Tensor]) -> list[Tensor]:
-        if self.orders:
-            theirs = [order.ours(x) for order, x in zip(self.orders, theirs, strict=True)]
+        if self.changes:
+            theirs = [change.ours(x) for change, x in zip(self.changes, theirs, strict=True)]
         return [torch.cat(list(theirs), self.dim)]
 
     def to_theirs(self, ours: Sequence[Tensor]) -> list[Tensor]:
         pieces = list(ours[0].split(self.sizes, self.dim))
-        return [order.theirs(x) for order, x in zip(self.orders, pieces, strict=True)] if self.orders else pieces
+        return [change.theirs(x) for change, x in zip(self.changes, pieces, strict=True)] if self.changes else pieces
 
     def at(self, letter: str, number: int) -> Link:
         their = tuple(fill(name, letter, number) for name in self.their)

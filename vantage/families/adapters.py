@@ -146,9 +146,9 @@ def _their_places(model: Model) -> dict[str, MapRows]:
 
 
 def _of_link(link: Link, ours: str, outputs: int, pieces: Mapping[tuple[int, int], str]) -> dict[str, MapRows]:
-    if isinstance(link, Joined) and link.dim == 0:
+    if isinstance(link, Joined) and link.dim == 0 and all(isinstance(change, Rows) for change in link.changes):
         places, at = dict[str, MapRows](), 0
-        orders = link.orders or (None,) * len(link.their)
+        orders = [change for change in link.changes if isinstance(change, Rows)] or [None] * len(link.their)
         for name, rows, order in zip(link.their, link.sizes, orders, strict=True):
             span = (at, at + rows)
             module = name.removesuffix(".weight")

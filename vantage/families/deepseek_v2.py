@@ -88,14 +88,14 @@ def sharpening(turn: Rope) -> float:
 
 def links(c: Config, spec: ModelSpec) -> list[Link]:
     ffns = [layer.ffn for layer in spec.layers]
-    table = [*ends(spec), *each(len(ffns), attention_links(spec))]
+    table = [*ends(spec), *each(len(ffns), attention_links(spec.layers[0].attention))]
     for i, ffn in enumerate(ffns):
         table += each([i], expert_links(ffn) if isinstance(ffn, Experts) else gated_links("", f"{THEIRS}.mlp", ffn))
     return table
 
 
-def attention_links(spec: ModelSpec) -> list[Link]:
-    a = spec.layers[0].attention
+def attention_links(a: object) -> list[Link]:
+    """Latent attention, and the norms before it and before the feed-forward layer."""
     assert isinstance(a, Latent)
     ours, theirs, both = f"{OURS}.0.sublayer", f"{THEIRS}.self_attn", a.nope_dim + a.value_dim
     down = {f"{ours}.q_down": f"{theirs}.q_a_proj"} if a.q_rank else {}
@@ -120,15 +120,19 @@ def attention_links(spec: ModelSpec) -> list[Link]:
 
 
 def expert_links(e: Experts) -> list[Link]:
-    router = {f"{OURS}.1.sublayer.router.weight": f"{THEIRS}.mlp.gate.weight"}
-    assert isinstance(e.router, GroupLimited)
-    if e.router.bias:
-        router[f"{OURS}.1.sublayer.router.bias"] = f"{THEIRS}.mlp.gate.e_score_correction_bias"
     return [
-        *same(router),
-        *gated_links(".shared", f"{THEIRS}.mlp.shared_experts", e.shared),
+        *shared_links(e, f"{THEIRS}.mlp"),
         *each(e.count, gated_links(".experts.{e}", f"{THEIRS}.mlp.experts.{{e}}", e.expert), "e"),
     ]
+
+
+def shared_links(e: Experts, theirs: str) -> list[Link]:
+    """The router and the experts that every token goes to."""
+    router = {f"{OURS}.1.sublayer.router.weight": f"{theirs}.gate.weight"}
+    assert isinstance(e.router, GroupLimited)
+    if e.router.bias:
+        router[f"{OURS}.1.sublayer.router.bias"] = f"{theirs}.gate.e_score_correction_bias"
+    return [*same(router), *gated_links(".shared", f"{theirs}.shared_experts", e.shared)]
 
 
 FAMILY = Family("deepseek_v2", spec, links, ignored=("rotary_emb.inv_freq",))

@@ -53,7 +53,7 @@ def layer_links(spec: ModelSpec) -> list[Link]:
     orders = (paired(pairs, per, d), keys, keys)
     sizes, names = tuple(len(order.order) for order in orders), tuple(f"{theirs}.{x}_proj" for x in "qkv")
     qkv = [
-        Joined(f"{ours}.qkv.{kind}", tuple(f"{name}.{kind}" for name in names), sizes, orders=orders)
+        Joined(f"{ours}.qkv.{kind}", tuple(f"{name}.{kind}" for name in names), sizes, changes=orders)
         for kind in kinds(attention.bias)
     ]
     return [

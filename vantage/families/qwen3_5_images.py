@@ -1,4 +1,4 @@
-"""Qwen3.5 as published: its text model and Qwen3-VL's vision tower, of which the last layer alone is read. Films are not."""
+"""Qwen3.5 as published: its text model and Qwen3-VL's vision tower, whose last layer alone is read. Films are not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from vantage.families.family import Family
 from vantage.families.module_links import in_language_model
 from vantage.families.qwen2_vl_images import text_spec
 from vantage.families.qwen3_vl_images import tower_links, with_images
+from vantage.model.vision import VisionTower
 from vantage.spec.model import ModelSpec
 
 IMAGE_TOKEN = 248056
@@ -17,7 +18,7 @@ IMAGE_TOKEN = 248056
 
 def spec(c: Config) -> ModelSpec:
     read = with_images(c, text_spec(c, qwen3_5.spec), IMAGE_TOKEN, deep=())
-    if read.vision is not None and read.vision.deep:
+    if isinstance(read.vision, VisionTower) and read.vision.deep:
         raise CheckpointError("vision_config: deepstack_visual_indexes names layers; Qwen3.5 reads none but the last")
     return read
 

@@ -15,7 +15,10 @@ def spec(c: Config) -> ModelSpec:
     c.inert("output_router_logits", "router_aux_loss_coef")  # what training may ask for besides the logits
     c.must_be("norm_topk_prob", True)
     shared = llama_layout.feed_forward(c, "shared_expert_intermediate_size")
-    expert, router = llama_layout.feed_forward(c, "moe_intermediate_size"), TopK(c.whole("num_experts_per_tok", 8, low=1))
+    expert, router = (
+        llama_layout.feed_forward(c, "moe_intermediate_size"),
+        TopK(c.whole("num_experts_per_tok", 8, low=1)),
+    )
     count = c.whole("num_experts", c.whole("num_local_experts", 256, low=1), low=1)
     experts = Experts(expert, count, router, shared=shared, shared_gate=True)
     return qwen3_5.hybrid(c, [experts] * llama_layout.count(c))
