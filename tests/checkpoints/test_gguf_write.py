@@ -22,7 +22,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 288, "num_attention_heads": 4, 
 BENCH = Path(__file__).parents[2] / "bench" / ".venv" / "bin" / "python"
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "gpt2", "bert"])
+@pytest.mark.parametrize("arch", ["llama", "smollm3", "qwen2", "qwen3", "gemma3", "gpt2", "bert"])
 def test_every_architecture_comes_back_to_the_bit(arch, tmp_path):
     getattr(tiny, arch)(tmp_path / "a.gguf")
     model = vt.load(tmp_path / "a.gguf")
@@ -102,9 +102,19 @@ def test_a_model_that_no_architecture_holds_is_refused_by_name(position, what, t
 
 
 def test_a_family_without_an_architecture_is_refused_by_name(tmp_path):
-    theirs = tiny.made("MistralForCausalLM", "MistralConfig", **tiny.BASE)
-    with pytest.raises(BadInput, match="family 'mistral' cannot be written"):
+    theirs = tiny.made("Phi3ForCausalLM", "Phi3Config", **tiny.BASE)
+    with pytest.raises(BadInput, match="family 'phi3' cannot be written"):
         vt.save_gguf(vt.load(theirs), tmp_path / "a.gguf")
+
+
+@torch.no_grad()
+def test_mistral_is_a_llama_there_unless_it_has_a_window(tmp_path):
+    model = vt.load(tiny.made("MistralForCausalLM", "MistralConfig", **tiny.BASE, sliding_window=None))
+    vt.save_gguf(model, tmp_path / "a.gguf", "F32")
+    assert torch.equal(vt.load(tmp_path / "a.gguf")(TOKENS), model(TOKENS))
+    model = vt.load(tiny.made("MistralForCausalLM", "MistralConfig", **tiny.BASE, sliding_window=9))
+    with pytest.raises(BadInput, match=r"mask.*Window"):
+        vt.save_gguf(model, tmp_path / "b.gguf", "F32")
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):

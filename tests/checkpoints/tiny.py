@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ def write(
     kinds: dict[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
     writer = gguf.GGUFWriter(path, arch)
+    metadata = {"tokenizer.ggml.model": "none", **metadata}  # llama.cpp wants to be told
+    if "token_embd.weight" in tensors:
+        metadata = {f"{arch}.vocab_size": len(tensors["token_embd.weight"]), **metadata}
     for key, value in metadata.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -109,13 +113,15 @@ def woven(w: np.ndarray, heads: int) -> np.ndarray:
     return w.reshape(heads, 2, len(w) // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
+def with_woven_heads(tensors: dict[str, np.ndarray], config: Any) -> dict[str, np.ndarray]:
+    heads = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
+    kind = {name: next((part for part in heads if part in name), None) for name in tensors}
+    return {name: x if kind[name] is None else woven(x, heads[kind[name]]) for name, x in tensors.items()}
+
+
 def llama(path: Path, **changes: Any) -> Any:
     model = made("LlamaForCausalLM", "LlamaConfig", **{**BASE, **changes})
-    c, tensors = model.config, renamed(model, NAMES + PRE)
-    for name in tensors:
-        if ".attn_q." in name or ".attn_k." in name:
-            heads = c.num_attention_heads if ".attn_q." in name else c.num_key_value_heads
-            tensors[name] = woven(tensors[name], heads)
+    c, tensors = model.config, with_woven_heads(renamed(model, NAMES + PRE), model.config)
     rope = {"llama.rope.freq_base": c.rope_parameters["rope_theta"], "llama.rope.dimension_count": c.head_dim}
     write(path, "llama", {**shape("llama", c), **rope}, tensors)
     return model
@@ -202,4 +208,111 @@ def bert(path: Path, **changes: Any) -> Any:
     metadata |= {"attention.head_count": 4, "attention.layer_norm_epsilon": 1e-12, "attention.causal": False}
     metadata |= {"pooling_type": 1}
     write(path, "bert", {f"bert.{k}": v for k, v in metadata.items()}, tensors)
+    return model
+
+
+def smollm3(path: Path) -> Any:
+    model = made("SmolLM3ForCausalLM", "SmolLM3Config", **{**BASE, "num_hidden_layers": 5, "pad_token_id": 0})
+    c, tensors = model.config, with_woven_heads(renamed(model, NAMES + PRE), model.config)
+    write(path, "smollm3", {**shape("smollm3", c), "smollm3.rope.freq_base": c.rope_parameters["rope_theta"]}, tensors)
+    return model
+
+
+def phi3(path: Path, **changes: Any) -> Any:
+    model = made("Phi3ForCausalLM", "Phi3Config", **{**BASE, "sliding_window": None, **changes})
+    c = model.config
+    names = [(r"self_attn\.qkv_proj", "attn_qkv"), (r"mlp\.gate_up_proj", "ffn_up"), *NAMES, *PRE]
+    rope = c.rope_parameters
+    turned = int(rope.get("partial_rotary_factor", 1.0) * c.hidden_size // c.num_attention_heads)
+    more = {"rope.freq_base": rope["rope_theta"], "rope.dimension_count": turned}
+    more |= {"attention.sliding_window": c.sliding_window or 0}
+    more |= {"rope.scaling.original_context_length": c.original_max_position_embeddings}
+    tensors = renamed(model, names)
+    if "long_factor" in rope:
+        longer = c.max_position_embeddings / c.original_max_position_embeddings
+        more["rope.scaling.attn_factor"] = (1 + math.log(longer) / math.log(c.original_max_position_embeddings)) ** 0.5
+    for name in ("long", "short") if "long_factor" in rope else ():
+        tensors[f"rope_factors_{name}.weight"] = np.array(rope[f"{name}_factor"], np.float32)
+    write(path, "phi3", {**shape("phi3", c), **{f"phi3.{k}": v for k, v in more.items()}}, tensors)
+    return model
+
+
+def longrope(path: Path) -> Any:
+    """Phi-4-mini's: a part of each head turns, and more slowly past the original length."""
+    factors = {"short_factor": [1.0, 1.25, 1.5], "long_factor": [1.5, 2.0, 4.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, **factors}
+    return phi3(path, rope_parameters=rope, original_max_position_embeddings=16)
+
+
+def phi3_window(path: Path) -> Any:
+    return phi3(path, sliding_window=9)
+
+
+def lfm2(path: Path, **changes: Any) -> Any:
+    kinds = ["conv", "full_attention", "conv"]
+    model = made("Lfm2ForCausalLM", "Lfm2Config", **{**BASE, "layer_types": kinds, "block_multiple_of": 32, **changes})
+    c = model.config
+    names = [
+        (r"^model\.embedding_norm", "token_embd_norm"),
+        (r"self_attn\.out_proj", "attn_output"),
+        (r"self_attn\.([qk])_layernorm", r"attn_\1_norm"),
+        (r"conv\.(in_proj|out_proj|conv)", r"shortconv.\1"),
+        (r"feed_forward\.w1", "ffn_gate"),
+        (r"feed_forward\.w2", "ffn_down"),
+        (r"feed_forward\.w3", "ffn_up"),
+        (r"operator_norm", "attn_norm"),
+        *NAMES,
+    ]
+    tensors = renamed(model, names)
+    tensors = {k: v[:, 0] if k.endswith("shortconv.conv.weight") else v for k, v in tensors.items()}
+    metadata = shape("lfm2", _Named(c, rms_norm_eps=c.norm_eps, num_key_value_heads=[0, 2, 0]))
+    metadata |= {"lfm2.feed_forward_length": len(tensors["blk.0.ffn_gate.weight"]), "lfm2.shortconv.l_cache": 3}
+    write(path, "lfm2", {**metadata, "lfm2.rope.freq_base": c.rope_parameters["rope_theta"]}, tensors)
+    return model
+
+
+class _Named:
+    """A config with other values."""
+
+    def __init__(self, config: Any, **others: Any):
+        self._config = config
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+def experts_stacked(tensors: dict[str, np.ndarray], hidden: int) -> dict[str, np.ndarray]:
+    """transformers keeps gate and up of all experts in one; a file has three tensors, of all experts each."""
+    out = dict[str, np.ndarray]()
+    for name, value in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            layer = name.split(".")[1]
+            out[f"blk.{layer}.ffn_gate_exps.weight"] = value[:, :hidden]
+            out[f"blk.{layer}.ffn_up_exps.weight"] = value[:, hidden:]
+        elif name.endswith("experts.down_proj"):
+            out[f"blk.{name.split('.')[1]}.ffn_down_exps.weight"] = value
+        else:
+            out[re.sub(r"(mlp|block_sparse_moe)\.gate\.", "ffn_gate_inp.", name)] = value
+    return out
+
+
+def qwen3moe(path: Path, **changes: Any) -> Any:
+    base = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "head_dim": 16}
+    model = made("Qwen3MoeForCausalLM", "Qwen3MoeConfig", **{**BASE, **base, "norm_topk_prob": True, **changes})
+    c, names = model.config, [name for name in NAMES if "mlp" not in name[0]] + PRE
+    more = {"rope.freq_base": c.rope_parameters["rope_theta"], "attention.key_length": 16, "attention.value_length": 16}
+    more |= {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": c.moe_intermediate_size}
+    metadata = {**shape("qwen3moe", c), **{f"qwen3moe.{k}": v for k, v in more.items()}}
+    write(path, "qwen3moe", metadata, experts_stacked(renamed(model, names), c.moe_intermediate_size))
+    return model
+
+
+def mixtral(path: Path) -> Any:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+    model = made("MixtralForCausalLM", "MixtralConfig", **{**BASE, **experts})
+    c, names = model.config, [name for name in NAMES if "mlp" not in name[0]] + PRE
+    tensors = with_woven_heads(experts_stacked(renamed(model, names), c.intermediate_size), c)
+    more = {"rope.freq_base": c.rope_parameters["rope_theta"], "expert_count": 4, "expert_used_count": 2}
+    write(path, "llama", {**shape("llama", c), **{f"llama.{k}": v for k, v in more.items()}}, tensors)
     return model

@@ -115,6 +115,7 @@ def _bert(spec: ModelSpec) -> dict[str, Any]:
 
 DESCRIBE: dict[str, Callable[[ModelSpec], dict[str, Any]]] = {
     "llama": _decoder,
+    "smollm3": _decoder,
     "qwen2": _decoder,
     "qwen3": _decoder,
     "gemma3": _gemma3,

@@ -29,7 +29,8 @@ from vantage.spec.model import ModelSpec
 HOLDS = {
     BUILT: "llama",
     "gemma3_text": "gemma3",
-    **{name: name for name in ("llama", "qwen2", "qwen3", "gpt2", "bert")},
+    "mistral": "llama",
+    **{name: name for name in ("llama", "smollm3", "qwen2", "qwen3", "gpt2", "bert")},
 }
 LEFT_OUT = ("pooler.",)  # of BERT: llama.cpp has no place for it either
 
