@@ -11,6 +11,8 @@ from vantage.inspect.kernels import kernel_choices
 from vantage.kernels import chooser, cudnn, explain, fused, sdpa
 from vantage.kernels.recurring import RecurringShapes
 from vantage.model import build, decoder
+from vantage.model.experts import Experts, TopK
+from vantage.model.feed_forward import FeedForward
 from vantage.spec.forms import Slope
 from vantage.spec.masks import Causal, SameSegment, Window
 from vantage.spec.parts import Dense, Need, View
@@ -164,6 +166,16 @@ def test_a_model_says_what_each_layer_runs():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_model_with_experts_says_it_too():
+    """Which tokens go to an expert is not known where nothing is computed."""
+    spec = decoder(vocab=16, width=32, layers=2, heads=2, position="rope")
+    experts = Experts(FeedForward(16, "silu"), 4, TopK(2))
+    model = build(replace(spec, layers=tuple(replace(layer, ffn=experts) for layer in spec.layers)))
+    choices = kernel_choices(model, context=100_000, device="cpu")
+    assert [choice.kernel for choice in choices] == ["tiles"] * 2
+    assert type(model.blocks[0].steps[1].sublayer).__name__ == "_Experts"  # they are back in their place
+
+
 def test_a_gpu_that_is_not_here():
     with pytest.raises(Refused, match="there is no GPU here to ask for"):
         kernel_choices(small("rope"), device="cuda")

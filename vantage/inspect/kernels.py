@@ -6,6 +6,8 @@ called: a context of 128k takes no memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -23,6 +25,7 @@ from vantage.model import Model
 from vantage.model.lowered.choice import step_choice
 from vantage.model.packed import PackedLinear
 from vantage.spec.devices import generation_device
+from vantage.spec.native import AsksHost
 from vantage.spec.parts import Attended, Context, Kernel, Need, View
 from vantage.spec.positions import Pair, Positions
 
@@ -91,7 +94,11 @@ def kernel_choices(
     sites = sites_of(model)
     handles = [site.module.register_forward_pre_hook(partial(_ask, site, choices)) for site in sites]
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(train):
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            torch.set_grad_enabled(train),
+            _without_experts(model.blocks),
+        ):
             blocks = Blocks(model)
             weights = (*blocks.named_parameters(), *blocks.named_buffers())  # each once, whatever shares it
             state = {name: _fake(x, device, dtype, train) for name, x in weights}
@@ -102,6 +109,26 @@ def kernel_choices(
         for handle in handles:
             handle.remove()
     return choices
+
+
+@contextmanager
+def _without_experts(blocks: nn.Module) -> Iterator[None]:
+    """Parts that read numbers to know what to do cannot run without any; no kernel depends on them."""
+    parents = [(parent, name, child) for parent in blocks.modules() for name, child in parent.named_children()]
+    read = [(parent, name, child) for parent, name, child in parents if isinstance(child, AsksHost)]
+    for parent, name, _ in read:
+        setattr(parent, name, Unchanged())
+    try:
+        yield
+    finally:
+        for parent, name, child in read:
+            setattr(parent, name, child)
+
+
+@final
+class Unchanged(nn.Module):
+    def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
+        return x_BTD
 
 
 def step_kernel(model: Model, device: str | None = None) -> KernelChoice:

@@ -192,8 +192,10 @@ class _Experts(nn.Module):
         self.exchange = exchange
 
     def _by_all(self, x_ND: Tensor, weights_NK: Tensor, chosen_NK: Tensor) -> Tensor:
-        out = torch.zeros_like(x_ND)
-        for e, expert in enumerate(cast(nn.ModuleList, self.experts)):
+        out, experts = torch.zeros_like(x_ND), cast(nn.ModuleList, self.experts)
+        # one that no token goes to has a gradient, of 0; without gradients it need not run, nor its weights be read
+        for e in range(len(experts)) if torch.is_grad_enabled() else chosen_NK.unique().tolist():
+            expert = experts[e]
             token, slot = (chosen_NK == e).nonzero(as_tuple=True)
             weight = weights_NK[token, slot, None]
             expert_out = expert(x_ND[token] * weight) if self.weigh_input else expert(x_ND[token]) * weight
