@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from tests.position.helpers import SHAPE, bias_of, built, inputs_of, positions, vectors
-from vantage.position import ENCODINGS, T5, Fire, Kerple, Shaw
+from vantage.position import ENCODINGS, T5, Fire, Kerple, Shaw, Shifted
+from vantage.position.relative import runs
 from vantage.spec.forms import (
     CountTable,
     DistanceKeys,
@@ -41,10 +42,15 @@ FORMS = {
     "fire-both": RatioNetwork,
 }
 DENSE = ["path", "self-extend", "dual-chunk"]
-PRODUCTS = ["xl", "shifted"]
+PRODUCTS = ["xl", "shifted", "shifted-far"]
 COUNTED = ["cope"]
 CONFIGS = {name: parts.bias for name in ENCODINGS if (parts := ENCODINGS[name].make(100).parts(causal=True)).bias}
-CONFIGS |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True), "fire-both": Fire(bidirectional=True)}
+CONFIGS |= {
+    "shifted-far": Shifted(anchor=3).parts(causal=True).bias,
+    "kerple-power": Kerple("power"),
+    "t5-both": T5(bidirectional=True),
+    "fire-both": Fire(bidirectional=True),
+}
 
 
 def value(bias, q_pos: Positions, k_pos: Positions) -> Tensor:
@@ -117,6 +123,32 @@ def test_a_product_of_queries_and_distances_is_the_bias(name, first):
     )
     for one, other in zip(of_form, of_whole, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_queries_of_their_own_are_left_to_the_kernel():
+    """Shifted positions read the raw queries, Transformer-XL those with v. If the attention's own are these, or differ
+    by a vector, a kernel is not given them twice."""
+    pos, q, k = Positions.arange(2, 5), vectors(2, 4, 5, 6, 1), vectors(2, 2, 5, 6, 2)
+    part = built(CONFIGS["shifted"])
+    inputs = inputs_of(part, q, k, pos, pos)
+    assert form_of(part.at(inputs)).queries is None
+    turned = form_of(part.at(inputs._replace(q=q + 1.0)))
+    assert turned.queries is q
+
+    part = built(CONFIGS["xl"])
+    inputs, shift = inputs_of(part, q, k, pos, pos), vectors(1, 1, 4, 6, 3)[0, 0]
+    given = form_of(part.at(inputs))
+    left = form_of(part.at(inputs._replace(q=q + shift[:, None], shift=shift)))
+    assert left.queries is None
+    torch.testing.assert_close(q + shift[:, None] + left.offset[:, None], given.queries)
+    torch.testing.assert_close(left.keys(4, 9), given.keys(4, 9))
+
+
+def test_distances_are_known_beforehand_if_both_sides_run():
+    run, padded = Positions.arange(1, 3), Positions.rows([2], width=3, pad="left")
+    assert runs(run, run)
+    assert not runs(run, padded)
+    assert not runs(padded, run)
 
 
 def test_counts_say_what_each_query_has_for_each_of_them():

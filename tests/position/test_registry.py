@@ -41,7 +41,7 @@ from vantage.position.t5 import T5Bias
 from vantage.spec.abilities import Effect, effect_of
 from vantage.spec.parts import Encoding, Parts, Place, materialise
 from vantage.spec.positions import Positions
-from vantage.spec.registry import Entry
+from vantage.spec.registry import Entry, parameters
 
 NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "axial", "xpos", "alibi", "t5", "shaw", "xl"]
 NAMES += ["kerple", "fire", "cope", "fox", "path", "bank", "ssmax", "lerope", "fope", "self-extend", "dual-chunk"]
@@ -133,8 +133,26 @@ def test_what_transforms_do_to_a_score():
     turning = Effect("rotation", linear=True)
     assert effects["rope"] == effects["mrope"] == effects["axial"] == effects["lerope"] == [turning]
     assert effects["xpos"] == [Effect("fading rotation", linear=True)]
+    assert effects["xl"] == [Effect("query bias u · key", positional=False, linear=True, own_term=True)]
     assert effects["fope"] == [Effect("Fourier mix", linear=True)]
     assert effects["ssmax"] == [turning, Effect("temperature", positional=False, linear=True)]
+
+
+def test_the_base_of_waves_has_the_same_bounds_everywhere():
+    bases = {name: parameters(entry.config).get("base") for name in NAMES if (entry := ENCODINGS[name])}
+    bounds = {name: (info.low, info.high) for name, info in bases.items() if info is not None}
+    assert {"sinusoidal", "shifted", "xl", "rope", "xpos", "fope"} <= set(bounds)
+    assert set(bounds.values()) == {(2.0, 1e9)}
+
+
+def test_which_encodings_have_a_randomised_form():
+    """Not those that read no position, count by content, have several axes, or stand for distances of text as it is."""
+    without = {entry.name for entry in ENCODINGS.entries() if not entry.randomised}
+    content = {"cope", "fox", "path"}
+    assert (
+        without
+        == {"none", "shifted", "mrope", "axial", "xpos", "xl", "kerple", "ssmax", "self-extend", "dual-chunk"} | content
+    )
 
 
 @dataclasses.dataclass(frozen=True)
