@@ -17,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vantage.cache import ModelCache
+from vantage.cache import ModelCache, NoCache
 from vantage.errors import BadInput, Refused
 from vantage.model import Model
 from vantage.model.pass_inputs import check_source
 from vantage.parallel.cut import Cut, joined
+from vantage.parallel.parts_attention import choosing
 from vantage.parallel.ring_attention import RingKernel
+from vantage.parallel.spread_cache import KeptShare, SpreadCache
 from vantage.parallel.states import HandedStates
 from vantage.parallel.wire import Wire
 from vantage.spec.parts import Cache, Context, EncoderOutput, Kernel, Need, View
@@ -68,7 +70,7 @@ class ContextParallel:
         tokens: Tensor,
         *,
         positions: Positions | Tensor | None = None,
-        cache: ModelCache | None = None,
+        cache: ModelCache | SpreadCache | None = None,
         mask: Tensor | None = None,
         length: int | None = None,
         source: Tensor | EncoderOutput | None = None,
@@ -76,23 +78,29 @@ class ContextParallel:
     ) -> ContextShare:
         """As ``model.hidden``: all tokens go in, the hidden states of this process's share come out.
 
-        ``cache`` holds all of it afterwards, on every process: each can go on by itself.
+        ``cache`` holds all of it afterwards, on every process: each can go on by itself. One of ``new_cache`` holds
+        what this process computed; all of them go on together (``cache.logits``).
         """
         wire = self.wire
-        whole = model.place(tokens, positions, cache, mask, length)
+        rows, own = (cache.rows, cache.own) if isinstance(cache, SpreadCache) else (cache, cache)
+        whole = model.place(tokens, positions, rows, mask, length)
         cut = Cut(tokens.shape[1], wire.size, self.kind)
         pos = cut.positions(whole, wire.rank)
         memory = model.encode(source) if isinstance(source, Tensor) else source
-        check_source(memory, cache, len(tokens), reads=model.encoder is not None)
-        ctx = model.context(pos, cache, memory)
+        check_source(memory, own, len(tokens), reads=model.encoder is not None)
+        ctx = model.context(pos, own, memory)
         handed: list[HandedStates] = []
         ctx = self._shared(ctx, cut, cache, handed)
-        with contextlib.nullcontext() if cache is None else cache.step(self._everybody(pos, cut)):
+        with self._pass(cache, whole, pos, cut):
             own_types = None if types is None else cut.take(types, wire.rank)
             hidden = model.run(model.embed(cut.take(tokens, wire.rank), pos, own_types), ctx)
         for states in handed:
             hidden = states.attach(hidden)
         return ContextShare(hidden, pos, cut, wire)
+
+    def new_cache(self, model: Model, batch: int = 1, *, length: int | None = None) -> SpreadCache:
+        """An empty cache whose tokens lie over the processes, for ``hidden`` to fill. Every process makes one."""
+        return SpreadCache(model, self.wire, batch, length=length)
 
     def sum_gradients(self, module: nn.Module) -> None:
         """The gradient of the whole loss, where each process has that of its share."""
@@ -124,25 +132,40 @@ class ContextParallel:
 
         return pos.once("shares", travel)
 
-    def _shared(self, ctx: Context, cut: Cut, cache: ModelCache | None, handed: list[HandedStates]) -> Context:
+    def _pass(
+        self, cache: ModelCache | SpreadCache | None, whole: Positions, pos: Positions, cut: Cut
+    ) -> contextlib.AbstractContextManager[object]:
+        """A pass that is kept as a whole, or not at all."""
+        if isinstance(cache, SpreadCache):
+            return cache.prompt(whole, pos, cut)
+        return contextlib.nullcontext() if cache is None else cache.step(self._everybody(pos, cut))
+
+    def _shared(
+        self, ctx: Context, cut: Cut, cache: ModelCache | SpreadCache | None, handed: list[HandedStates]
+    ) -> Context:
         """The same pass over caches that exchange what they are given."""
-        if self.exchange == RING and cache is not None:
-            raise Refused("a ring never holds all keys, so it fills no cache: use exchange='gather'")
+        if self.exchange == RING and isinstance(cache, ModelCache):
+            raise Refused(
+                "a ring never holds all keys, so it fills no cache that has them all: use exchange='gather', or a "
+                "cache whose tokens lie over the processes (parallel.new_cache)"
+            )
+        spread, gathers = isinstance(cache, SpreadCache), self.exchange == GATHER
 
         def everybody(pos: Positions) -> Positions:
             return self._everybody(pos, cut)
 
-        caches: list[Cache] = []
-        for inner in ctx.caches:
+        def exchanged(inner: Cache) -> Cache:
             states = HandedStates(inner, self.wire, cut, everybody if cache is not None else None)
             handed.append(states)
-            gathers = self.exchange == GATHER
-            caches.append(
-                GatheredCache(inner, states, self.wire, cut, everybody) if gathers else OwnCache(inner, states)
-            )
-        if self.exchange == GATHER:
-            return replace(ctx, caches=caches)
-        return replace(ctx, caches=caches, choose=self._ring(ctx.pos, ctx.choose))
+            at = NoCache() if spread else inner
+            exchange = GatheredCache(at, states, self.wire, cut, everybody) if gathers else OwnCache(at, states)
+            return KeptShare(inner, exchange) if spread else exchange
+
+        choose = ctx.choose if gathers else self._ring(ctx.pos, ctx.choose)
+        if spread:  # what could not be attended to later is refused now
+            together = self._everybody(ctx.pos, cut) if gathers else ctx.pos
+            choose = choosing(choose, lambda at: at is together, None)
+        return replace(ctx, caches=[exchanged(inner) for inner in ctx.caches], choose=choose)
 
     def _ring(
         self, pos: Positions, choose: Callable[[Need, Tensor, View], Kernel]

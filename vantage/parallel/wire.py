@@ -57,6 +57,17 @@ class Wire:
         self.count("gather", (self.size - 1) * x.nbytes)
         return parts
 
+    def gather_at(self, x: Tensor, rank: int) -> list[Tensor] | None:
+        """The same in the process of this rank in the group alone; ``None`` in the others."""
+        here = rank == self.rank
+        if self.size == 1:
+            return [x]
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)] if here else None
+        dist.gather(x, parts, self.peer(rank - self.rank), group=self.group)
+        self.count("gather", 0 if here else x.nbytes)
+        return parts
+
     def scatter_sum(self, parts: Sequence[Tensor]) -> Tensor:
         """The sum over all processes of the part that is this process's."""
         if self.size == 1:

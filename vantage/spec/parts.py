@@ -93,9 +93,15 @@ class BiasInputs(NamedTuple):
             own=tuple(stream[:, :, cut] for stream in self.own),
         )
 
-    def dense(self, whole: Callable[[BiasInputs], Tensor], form: Callable[[], Any] | None = None) -> Dense:
+    def dense(
+        self,
+        whole: Callable[[BiasInputs], Tensor],
+        form: Callable[[], Any] | None = None,
+        *,
+        pairwise: bool = False,
+    ) -> Dense:
         """A bias that is made of such inputs, for as many queries at once as a kernel wants."""
-        return Dense(lambda cut: whole(self.of_queries(cut)), form)
+        return Dense(lambda cut: whole(self.of_queries(cut)), form, pairwise=pairwise)
 
 
 class ScoreBias(Protocol):
