@@ -60,9 +60,18 @@ def vantage(processes: int, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def trained(folder: Path, processes: int, *more: str) -> None:
+EXPERTS = """
+[model.ffn]
+is = "experts"
+expert = { is = "feed_forward", hidden = 16 }
+count = 4
+router = { is = "top_k", k = 2 }
+"""
+
+
+def trained(folder: Path, processes: int, *more: str, settings_text: str = SETTINGS) -> None:
     settings = folder.parent / "run.toml"
-    settings.write_text(SETTINGS)
+    settings.write_text(settings_text)
     shared = ["--tensor-parallel", str(processes)] if processes > 1 else []
     done = vantage(processes, "train", str(settings), "--out", str(folder), "--device", "cpu", *shared, *more)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -94,6 +103,21 @@ def test_two_processes_generate_what_one_does_and_the_first_speaks(tmp_path: Pat
         assert json.loads(two.stdout)["tokens"] == json.loads(one.stdout)["tokens"]
     unseeded = vantage(2, *words[:-4], "--temperature", "1.0", "--tensor-parallel", "2")
     assert unseeded.returncode == 0, unseeded.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_two_processes_with_whole_experts_generate_what_one_does(tmp_path: Path) -> None:
+    trained(tmp_path / "run", 1, settings_text=SETTINGS + EXPERTS)
+    words = ["generate", str(tmp_path / "run"), "abc", "--max-tokens", "8", "--json", "--dtype", "float32"]
+    one, two = vantage(1, *words), vantage(2, *words, "--tensor-parallel", "2", "--whole-experts")
+    assert two.returncode == 0, two.stderr[-3000:]
+    assert json.loads(two.stdout)["tokens"] == json.loads(one.stdout)["tokens"]
+
+
+def test_whole_experts_need_processes_to_lie_on(tmp_path: Path) -> None:
+    done = vantage(1, "generate", str(tmp_path), "abc", "--whole-experts")
+    assert done.returncode == 2
+    assert "--whole-experts says how experts lie over processes: give --tensor-parallel as well" in done.stderr
 
 
 def test_it_says_how_to_start_as_many_processes_as_it_needs(tmp_path: Path) -> None:

@@ -93,3 +93,16 @@ def test_a_process_reads_no_expert_of_another(tmp_path: Path) -> None:
     first, second = in_processes(2, damaged, str(source))
     assert first == ""
     assert "NaN" in second
+
+
+@pytest.mark.slow
+def test_experts_that_lie_in_one_tensor_are_loaded_as_well(tmp_path: Path) -> None:
+    from tests.parity.rows.gpt_oss import CASES  # which imports transformers
+
+    CASES[0].make("plain").save_pretrained(tmp_path / "theirs")
+    vt.save(vt.load(tmp_path / "theirs"), tmp_path / "model")
+    found = in_processes(2, loaded, str(tmp_path / "model"), str(tmp_path / "again"))
+    assert all(gap < 1e-4 and same for gap, _, _, same in found)
+    (_, first, every, _), (_, second, _, _) = found
+    assert first + second == every
+    assert first < second  # two experts and three
