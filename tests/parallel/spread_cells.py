@@ -224,16 +224,39 @@ def with_heads() -> float:
 
 
 @torch.no_grad()
+def in_two_prompts(cells: list[tuple[str, ...]]) -> list[float]:
+    """Two prompts, each read by all processes, a token between them and some after; how far all of it is off."""
+    worst = []
+    for names in cells:
+        decoding = Decoding(names)
+        model, (cache, first) = decoding.model, decoding.prompt()
+        tokens, pos = decoding.narrowed(PROMPT, 1)
+        between = cache.logits(model, tokens, positions=pos)
+        tokens, pos = decoding.narrowed(PROMPT + 1, 3)
+        share = decoding.parallel.hidden(model, tokens, positions=pos, cache=cache)
+        second = share.whole(model.head(share.hidden))
+        tokens, pos = decoding.narrowed(PROMPT + 4, WIDTH - PROMPT - 4)
+        last = cache.logits(model, tokens, positions=pos)
+        assert cache.tokens == tuple(decoding.cell.pos.filled.sum(1).tolist())
+        gathered = cache.gathered()
+        assert gathered is not None
+        assert gathered.tokens == cache.tokens
+        worst.append(decoding.off([first, between, second, last]))
+    return worst
+
+
+@torch.no_grad()
 def refusals() -> list[str]:
-    """What is said where something cannot be."""
-    decoding, said = Decoding(PLAIN), []
-    cache, _ = decoding.prompt()
-    tokens = decoding.cell.tokens[:, :2]
-    own = decoding.model.new_cache(ROWS, length=LENGTH)
-    for held in (cache, own):
+    """What is said where something cannot be: a whole cache in a ring, a bias that must see all keys."""
+    said = []
+    ring = Decoding(PLAIN)
+    own = ring.model.new_cache(ROWS, length=LENGTH)
+    gated = Decoding(("cope", "grouped", "causal", "contiguous", "gather", "plain"))
+    spread = gated.parallel.new_cache(gated.model, ROWS, length=LENGTH)
+    for decoding, cache in ((ring, own), (gated, spread)):
         try:
-            decoding.parallel.hidden(decoding.model, tokens, cache=held)
+            decoding.parallel.hidden(decoding.model, decoding.cell.tokens, cache=cache)
         except VantageError as e:
             said.append(str(e))
-    assert cache.tokens == (PROMPT, PROMPT)  # a refused pass has changed nothing
+        assert cache.tokens == (0, 0)  # a refused pass has changed nothing
     return said

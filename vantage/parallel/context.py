@@ -9,7 +9,7 @@ process merges what it has seen by the log-sum-exp (Liu et al. 2023), so that no
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vantage.cache import ModelCache, NoCache
+from vantage.cache import ModelCache
 from vantage.errors import BadInput, Refused
 from vantage.model import Model
 from vantage.model.pass_inputs import check_source
 from vantage.parallel.cut import Cut, joined
 from vantage.parallel.parts_attention import choosing
 from vantage.parallel.ring_attention import RingKernel
-from vantage.parallel.spread_cache import KeptShare, SpreadCache
+from vantage.parallel.spread_cache import PromptCache, PromptViews, SpreadCache
 from vantage.parallel.states import HandedStates
 from vantage.parallel.wire import Wire
 from vantage.spec.parts import Cache, Context, EncoderOutput, Kernel, Need, View
@@ -149,33 +149,41 @@ class ContextParallel:
                 "a ring never holds all keys, so it fills no cache that has them all: use exchange='gather', or a "
                 "cache whose tokens lie over the processes (parallel.new_cache)"
             )
-        spread, gathers = isinstance(cache, SpreadCache), self.exchange == GATHER
 
         def everybody(pos: Positions) -> Positions:
             return self._everybody(pos, cut)
 
+        views = PromptViews(self.wire, ctx.pos.length, gathers=self.exchange == GATHER)
+
         def exchanged(inner: Cache) -> Cache:
             states = HandedStates(inner, self.wire, cut, everybody if cache is not None else None)
             handed.append(states)
-            at = NoCache() if spread else inner
-            exchange = GatheredCache(at, states, self.wire, cut, everybody) if gathers else OwnCache(at, states)
-            return KeptShare(inner, exchange) if spread else exchange
+            if isinstance(cache, SpreadCache):
+                return PromptCache(inner, states, views)
+            gathers = self.exchange == GATHER
+            return GatheredCache(inner, states, self.wire, cut, everybody) if gathers else OwnCache(inner, states)
 
-        choose = ctx.choose if gathers else self._ring(ctx.pos, ctx.choose)
-        if spread:  # what could not be attended to later is refused now
-            together = self._everybody(ctx.pos, cut) if gathers else ctx.pos
-            choose = choosing(choose, lambda at: at is together, None)
+        def shares(at: Positions) -> Sequence[Positions] | None:
+            if isinstance(cache, SpreadCache):
+                return views.of_all(at)
+            return self._shares(ctx.pos) if at is ctx.pos else None
+
+        choose = ctx.choose if self.exchange == GATHER else self._ring(shares, ctx.choose)
+        if isinstance(cache, SpreadCache):  # what could not be attended to later is refused now
+            choose = choosing(choose, lambda at: views.of_all(at) is not None, None)
         return replace(ctx, caches=[exchanged(inner) for inner in ctx.caches], choose=choose)
 
     def _ring(
-        self, pos: Positions, choose: Callable[[Need, Tensor, View], Kernel]
+        self, shares: Callable[[Positions], Sequence[Positions] | None], choose: Callable[[Need, Tensor, View], Kernel]
     ) -> Callable[[Need, Tensor, View], Kernel]:
-        shares = self._shares(pos)
-        kernel = RingKernel(self.wire, shares[self.wire.rank :] + shares[: self.wire.rank], choose)
+        """``shares``: for where a process's own keys stand, where those of all do."""
+        rank = self.wire.rank
 
         def chosen(need: Need, q: Tensor, view: View) -> Kernel:
-            if view.pos is not pos:  # an encoder's keys, which every process has
+            every = shares(view.pos)
+            if every is None:  # an encoder's keys, which every process has
                 return choose(need, q, view)
+            kernel = RingKernel(self.wire, [*every[rank:], *every[:rank]], choose)
             if (why := kernel.refuses(need, q, view)) is not None:
                 raise Refused(f"{why}; use exchange='gather'")
             return kernel

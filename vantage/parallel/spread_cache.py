@@ -21,7 +21,7 @@ from vantage.cache.stores import MODULES
 from vantage.errors import Refused
 from vantage.model import Model
 from vantage.model.pass_inputs import check_source
-from vantage.parallel.cut import Cut
+from vantage.parallel.cut import Cut, joined
 from vantage.parallel.parts_attention import PartsKernel, choosing
 from vantage.parallel.wire import Wire
 from vantage.spec.kept import StateCache
@@ -92,8 +92,6 @@ class SpreadCache:
     @contextlib.contextmanager
     def prompt(self, whole: Positions, own: Positions, cut: Cut) -> Iterator[None]:
         """A pass of a prompt that is cut over the processes, of which this one has and keeps ``own``."""
-        if self.rows.ledgers[0].holding:
-            raise Refused("this cache holds tokens already: what follows goes through cache.logits or cache.hidden")
         with self.rows.step(whole), self.own.step(own):
             yield
         held = [column if column < cut.width else PADDING for column in cut.columns(self.wire.rank)]
@@ -241,21 +239,55 @@ class PartCache:
 
 
 @final
-class KeptShare:
-    """While a prompt is read: a layer keeps the share of this process, and attends by an exchange with the others."""
+class PromptViews:
+    """While a prompt is read: what all processes keep of a layer, as each of them shows it, padded to the widest.
+
+    ``gathers``: every process sees all of it. Otherwise each sees its own, and a ring brings the rest.
+    """
+
+    def __init__(self, wire: Wire, length: int | None, *, gathers: bool):
+        self._wire, self._length, self._gathers = wire, length, gathers
+        # of the ledgers of this pass: where their keys stand here, where those of all do, and what is shown
+        self._ledgers: dict[int, tuple[Positions, list[Positions], Positions]] = {}
+
+    def of_all(self, shown: Positions) -> list[Positions] | None:
+        """Where the keys of each process stand, of a view that stands there; ``None``: it is none of these."""
+        return next((parts for _, parts, at in self._ledgers.values() if at is shown), None)
+
+    def shown(self, own: View) -> View:
+        """From what is kept here to what a layer sees."""
+        if id(own.pos) not in self._ledgers:
+            parts = self._parts(own.pos)
+            together = joined(parts, None) if self._gathers else parts[self._wire.rank]
+            self._ledgers[id(own.pos)] = own.pos, parts, together
+        _, parts, at = self._ledgers[id(own.pos)]
+        k, v = (F.pad(x, (0, 0, 0, parts[0].shape[1] - x.shape[2])) for x in (own.k, own.v))
+        return View(self._wire.gather(k, 2), self._wire.gather(v, 2), at) if self._gathers else View(k, v, at)
+
+    def _parts(self, own: Positions) -> list[Positions]:
+        """Positions travel with keys, once for all layers that keep the same."""
+        gather, width = self._wire.gather_parts, own.shape[1]
+        most = max(int(n) for n in gather(torch.tensor([width], device=own.device)))
+
+        def padded(x: Tensor) -> list[Tensor]:
+            return gather(F.pad(x, (0, most - width), value=EMPTY))
+
+        segments = [None] * self._wire.size if own.segment is None else padded(own.segment)
+        every = zip(padded(own.pos), padded(own.order), segments, strict=True)
+        return [Positions.of(p, order=o, segment=s).declare(self._length) for p, o, s in every]
+
+
+@final
+class PromptCache:
+    """While a prompt is read: the cache of a layer that keeps this process's share of it, and shows what all have."""
 
     late = False
 
-    def __init__(self, inner: Cache, exchange: Cache):
-        self.inner, self.exchange = inner, exchange
-
-    @property
-    def states(self) -> StateCache:
-        return self.exchange.states
+    def __init__(self, inner: Cache, states: StateCache, views: PromptViews):
+        self.inner, self.states, self._views = inner, states, views
 
     def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
-        own = self.inner.append(pos, k_BGTd, v_BGTe, *streams)
-        return self.exchange.append(pos, own.k, own.v)
+        return self._views.shown(self.inner.append(pos, k_BGTd, v_BGTe, *streams))
 
     def view(self) -> View:
         return self.inner.view()
