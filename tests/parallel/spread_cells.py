@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -259,4 +259,8 @@ def refusals() -> list[str]:
         except VantageError as e:
             said.append(str(e))
         assert cache.tokens == (0, 0)  # a refused pass has changed nothing
+    try:
+        gated.model(gated.cell.tokens, cache=cast(Any, spread))
+    except VantageError as e:
+        said.append(str(e))
     return said

@@ -119,10 +119,11 @@ def test_a_second_prompt_is_read_by_all_as_well(processes: int) -> None:
 
 @pytest.mark.slow
 def test_a_whole_cache_in_a_ring_and_a_bias_of_all_keys_are_refused_and_change_nothing() -> None:
-    for ring, bias in in_processes(2, refusals):
+    for ring, bias, directly in in_processes(2, refusals):
         assert "a ring never holds all keys" in ring
         assert "parallel.new_cache" in ring
         assert "depends on other keys as well" in bias
+        assert "use cache.logits" in directly
 
 
 def test_new_columns_go_to_who_has_fewest() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 import torch.nn.functional as F
@@ -124,6 +124,10 @@ class SpreadCache:
         self.columns = [int(n) for n in self.wire.gather_parts(here)]
 
     # ---- what it holds
+
+    def belongs_to(self, owner: object) -> NoReturn:
+        """What a model asks of its cache first."""
+        raise Refused("the tokens of this cache lie over processes: use cache.logits(model, tokens) in each of them")
 
     @property
     def batch(self) -> int:

@@ -195,8 +195,13 @@ def _some_experts(index: int, part: DividesExperts, width: int, rank: int, ranks
             f"layer {index}: {part.count} experts are fewer than {ranks} processes: divide them by columns "
             "(without whole_experts)"
         )
-    first, end = rank * part.count // ranks, (rank + 1) * part.count // ranks
+    first, end = _held(part.count, rank, ranks)
     return part.with_experts(first, end - first, ranks, width)
+
+
+def _held(count: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The first of so many experts that a process has, and the first that it has no more."""
+    return rank * count // ranks, (rank + 1) * count // ranks
 
 
 def expert_owners(whole: nn.Module, own: nn.Module, ranks: int) -> dict[str, int]:
@@ -205,12 +210,14 @@ def expert_owners(whole: nn.Module, own: nn.Module, ranks: int) -> dict[str, int
     for layer, module in own.named_modules():
         if not isinstance(module, ExchangesTokens) or module.numbered is None:
             continue
-        experts = whole.get_submodule(f"{layer}.experts")
+        children = own.get_submodule(layer).named_children()
+        inner = next(name for name, child in children if child is module.numbered)
+        experts = whole.get_submodule(f"{layer}.{inner}")
         count = len(list(experts.children()))
-        rank_of = {e: r for r in range(ranks) for e in range(r * count // ranks, (r + 1) * count // ranks)}
-        for name, _ in experts.named_parameters(f"{layer}.experts"):
-            number = name.removeprefix(f"{layer}.experts.").partition(".")[0]
-            owners[name] = rank_of[int(number)]
+        rank_of = {e: r for r in range(ranks) for e in range(*_held(count, r, ranks))}
+        for number, expert in experts.named_children():
+            for name, _ in expert.named_parameters(f"{layer}.{inner}.{number}"):
+                owners[name] = rank_of[int(number)]
     return owners
 
 
