@@ -82,7 +82,8 @@ class SpreadCache:
         kept = pos.narrow(first, n) if n else None
         with self.rows.step(pos), self.own.step(kept):
             ctx = model.context(pos, self.own, memory)
-            parts = KeyParts(kept, slice(first, first + n), pos)
+            widest = max(have + new for have, new in zip(self.columns, counts, strict=True))
+            parts = KeyParts(kept, slice(first, first + n), pos, widest)
             caches = [PartCache(inner, parts) if isinstance(inner, LayerCache) else inner for inner in ctx.caches]
             choose = choosing(ctx.choose, parts.shown, PartsKernel(self.wire, ctx.choose))
             hidden = model.run(model.embed(tokens, pos, types), replace(ctx, caches=caches, choose=choose))
@@ -190,8 +191,8 @@ class SpreadCache:
 class KeyParts:
     """What this process keeps of one pass, and where the keys stand that it shows to the layers of it."""
 
-    def __init__(self, kept: Positions | None, columns: slice, pos: Positions):
-        self.kept, self.columns = kept, columns
+    def __init__(self, kept: Positions | None, columns: slice, pos: Positions, widest: int):
+        self.kept, self.columns, self.widest = kept, columns, widest
         self._pos = pos
         self._shown: dict[int, tuple[Positions, Positions]] = {}
         self._none: Positions | None = None
@@ -231,12 +232,12 @@ class PartCache:
     def append(self, pos: Positions, k_BGTd: Tensor, v_BGTe: Tensor, *streams: Tensor) -> View:
         parts = self._parts
         if parts.kept is None and not self.inner.holding:
-            return View(k_BGTd[:, :, :1], v_BGTe[:, :, :1], parts.none())
+            return View(k_BGTd[:, :, :1], v_BGTe[:, :, :1], parts.none(), widest=parts.widest)
         if parts.kept is None:
             view = self.inner.view()
         else:
             view = self.inner.append(parts.kept, k_BGTd[:, :, parts.columns], v_BGTe[:, :, parts.columns])
-        return view._replace(pos=parts.declared(view.pos))
+        return view._replace(pos=parts.declared(view.pos), widest=parts.widest)
 
     def view(self) -> View:
         return self.inner.view()
