@@ -11,10 +11,12 @@ import torch
 from tests.generation import zoo
 from tests.generation.folder import chat_model
 from tests.generation.vision_chat import image_token, pixels, vision_chat_model
+from tests.parallel.expert_cells import with_experts
+from vantage.conformance.scenarios import sharpen
 from vantage.generation import Engine, Request, Sampling, Stop
 from vantage.generation.constrain import regex
 from vantage.generation.peers import FirstProcess, FollowingProcess, follow_engine
-from vantage.model import Model
+from vantage.model import Model, build
 from vantage.parallel import TensorParallel
 from vantage.parallel.control import ControlChannel
 
@@ -128,18 +130,25 @@ class Scenario:
 
 
 def model_of(kind: str, dtype: torch.dtype) -> Model:
-    whole = {"chat": chat_model, "vision": vision_chat_model}.get(kind, lambda: zoo.model(kind))()
+    named = {
+        "chat": chat_model,
+        "vision": vision_chat_model,
+        "experts": lambda: sharpen(build(with_experts("grouped"))),
+    }
+    whole = named.get(kind, lambda: zoo.model(kind))()
     whole.kernel = "reference"
     return whole.to(dtype).eval()
 
 
-def gaps(kind: str, dtype: torch.dtype, seeds: list[int], options: dict[str, Any]) -> dict[str, Any]:
+def gaps(
+    kind: str, dtype: torch.dtype, seeds: list[int], options: dict[str, Any], whole_experts: bool = False
+) -> dict[str, Any]:
     """Where answers, events or counters of a group differ from one process, and how far log-probabilities are off.
 
     All processes call it; those that follow tell what they counted.
     """
     whole = model_of(kind, dtype)
-    share = TensorParallel(whole.spec).cut(whole)
+    share = TensorParallel(whole.spec, whole_experts=whole_experts).cut(whole)
     found: dict[str, Any] = {"wrong": [], "gap": 0.0, "counted": [], "preemptions": 0, "reused": 0, "failed": 0}
     channel = ControlChannel()
     for seed in seeds:

@@ -25,12 +25,14 @@ def collectives() -> None:
     dist.all_gather(gathered, x)
     scattered = torch.empty_like(x)
     dist.reduce_scatter(scattered, [x])
+    collected = [torch.empty_like(x)]
+    dist.gather(x, collected, 0)
     summed = x.clone()
     dist.all_reduce(summed)
     dist.broadcast(summed, 0)
     exchanged = Wire().exchange(x.requires_grad_(), [3], [3])
     exchanged.sum().backward()
-    assert all(torch.equal(y, x) for y in (*gathered, scattered, summed, exchanged))
+    assert all(torch.equal(y, x) for y in (*gathered, *collected, scattered, summed, exchanged))
     assert x.grad is not None
     assert bool((x.grad == 1).all())
 

@@ -60,9 +60,18 @@ def vantage(processes: int, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def trained(folder: Path, processes: int, *more: str) -> None:
+EXPERTS = """
+[model.ffn]
+is = "experts"
+expert = { is = "feed_forward", hidden = 16 }
+count = 4
+router = { is = "top_k", k = 2 }
+"""
+
+
+def trained(folder: Path, processes: int, *more: str, settings_text: str = SETTINGS) -> None:
     settings = folder.parent / "run.toml"
-    settings.write_text(SETTINGS)
+    settings.write_text(settings_text)
     shared = ["--tensor-parallel", str(processes)] if processes > 1 else []
     done = vantage(processes, "train", str(settings), "--out", str(folder), "--device", "cpu", *shared, *more)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -94,6 +103,66 @@ def test_two_processes_generate_what_one_does_and_the_first_speaks(tmp_path: Pat
         assert json.loads(two.stdout)["tokens"] == json.loads(one.stdout)["tokens"]
     unseeded = vantage(2, *words[:-4], "--temperature", "1.0", "--tensor-parallel", "2")
     assert unseeded.returncode == 0, unseeded.stderr[-3000:]
+
+
+def on_two_machines(*words: str) -> list[str]:
+    """What each of two torchruns prints that stand for machines with one process each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VANTAGE_NATIVE": "0", "PYTHONPATH": str(ROOT)}
+    machines = []
+    for number in range(2):
+        place = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number)]
+        place += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *place, *words]
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True, "cwd": ROOT}
+        machines.append(start(command, env=environment, **options))
+    try:
+        printed = [machine.communicate(timeout=LIMIT)[0] for machine in machines]
+        assert [machine.returncode for machine in machines] == [0, 0]
+        return printed
+    finally:
+        for machine in machines:
+            machine.kill()
+
+
+@pytest.mark.slow
+def test_two_machines_generate_what_one_does_and_decode_a_prompt_that_lies_over_them(tmp_path: Path) -> None:
+    trained(tmp_path / "run", 1)
+    words = ["generate", str(tmp_path / "run"), "abc", "--max-tokens", "8", "--json", "--dtype", "float32"]
+    one = json.loads(vantage(1, *words).stdout)["tokens"]
+    first, second = on_two_machines("-m", "vantage", *words, "--tensor-parallel", "2")
+    assert json.loads(first)["tokens"] == one
+    assert second == ""
+    how_to = (ROOT / "docs/how-to/several-machines.md").read_text(encoding="utf-8")
+    script = how_to.partition("# torchrun … script.py\n")[2].partition("```")[0]
+    book = tmp_path / "book.txt"
+    book.write_text("abcabca")
+    script = script.replace("my-model", str(tmp_path / "run")).replace("book.txt", str(book)).replace("100", "6")
+    (tmp_path / "script.py").write_text(
+        script.replace("leave_group()", "print(cache.tokens, int(token))\nleave_group()", 2)
+    )
+    printed = on_two_machines(str(tmp_path / "script.py"))
+    model = vt.load(tmp_path / "run")
+    tokens = model.tokenizer.encode("abcabca")
+    wanted = vt.generate(model, tokens, max_tokens=7, stop=None).tokens
+    assert {line for text in printed for line in text.splitlines()} == {f"({len(tokens) + 6},) {wanted[-1]}"}
+
+
+@pytest.mark.slow
+def test_two_processes_with_whole_experts_generate_what_one_does(tmp_path: Path) -> None:
+    trained(tmp_path / "run", 1, settings_text=SETTINGS + EXPERTS)
+    words = ["generate", str(tmp_path / "run"), "abc", "--max-tokens", "8", "--json", "--dtype", "float32"]
+    one, two = vantage(1, *words), vantage(2, *words, "--tensor-parallel", "2", "--whole-experts")
+    assert two.returncode == 0, two.stderr[-3000:]
+    assert json.loads(two.stdout)["tokens"] == json.loads(one.stdout)["tokens"]
+
+
+def test_whole_experts_need_processes_to_lie_on(tmp_path: Path) -> None:
+    done = vantage(1, "generate", str(tmp_path), "abc", "--whole-experts")
+    assert done.returncode == 2
+    assert "--whole-experts says how experts lie over processes: give --tensor-parallel as well" in done.stderr
 
 
 def test_it_says_how_to_start_as_many_processes_as_it_needs(tmp_path: Path) -> None:

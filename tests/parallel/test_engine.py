@@ -18,9 +18,14 @@ DIVISIBLE = ("plain", "window", "mixed", "latent", "ntk", "fox", "shared-keys", 
 
 
 def equal(
-    kind: str, dtype: torch.dtype, seeds: list[int], options: dict[str, Any], processes: int = 2
+    kind: str,
+    dtype: torch.dtype,
+    seeds: list[int],
+    options: dict[str, Any],
+    processes: int = 2,
+    whole_experts: bool = False,
 ) -> dict[str, Any]:
-    first, *others = in_processes(processes, gaps, kind, dtype, seeds, options)
+    first, *others = in_processes(processes, gaps, kind, dtype, seeds, options, whole_experts)
     assert not first["wrong"], first["wrong"][:3]
     assert first["gap"] < (1e-9 if dtype == torch.float64 else 2e-3), first["gap"]
     for other in others:  # who runs, who waits and who holds which block was the same everywhere
@@ -51,6 +56,12 @@ def test_every_kind_of_cache(kind: str) -> None:
 @pytest.mark.slow
 def test_four_processes_with_fewer_key_heads() -> None:
     equal("chat", torch.float64, [6, 7], TIGHT, processes=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "whole_experts"), [(2, True), (2, False), (4, True)])
+def test_experts_lie_whole_on_a_process_or_by_columns(processes: int, whole_experts: bool) -> None:
+    equal("experts", torch.float64, [8, 9], TIGHT, processes, whole_experts)
 
 
 @pytest.mark.slow

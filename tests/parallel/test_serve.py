@@ -184,6 +184,14 @@ def test_what_cannot_lie_over_processes_is_refused(models: tuple[str, ...], flag
         read_settings(models, {**flags, "tensor_parallel": 2}, environ={})
 
 
+def test_whole_experts_need_a_group_and_experts(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="give --tensor-parallel as well"):
+        read_settings(("a",), {"whole_experts": True}, environ={})
+    settings = read_settings((str(tiny(tmp_path)),), {"whole_experts": True, "tensor_parallel": 2}, environ={})
+    with pytest.raises(Refused, match="no layer of this model has experts"):
+        check_divides(settings)
+
+
 def test_a_model_that_does_not_divide_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     folder = tiny(tmp_path)
     settings = read_settings((str(folder),), {"tensor_parallel": 3}, environ={})

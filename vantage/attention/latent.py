@@ -104,7 +104,7 @@ class LatentAttention(nn.Module):
         kept = self.keep(x_BTD, ctx, latent, k_rot)
         pos = ctx.standing(kept)
         q_rot = chain(self.qk, "query", q_rot, pos)
-        form = self.absorbed if self.absorbs(x_BTD.shape[1], kept.k.shape[2]) else self.expanded
+        form = self.absorbed if self.absorbs(x_BTD.shape[1], kept.keys) else self.expanded
         q, view, up = form(q_nope, q_rot, kept)
         need = self.scorer.need(q_raw, q, view, pos, x_BTD, low)
         out = ctx.attend("self", self.index, q, view, need)

@@ -57,23 +57,27 @@ class ModelCache:
         """How many columns of these may make one pass: all, unless a token decides what a later one sees, and how."""
         return min(ledger.widest(pos) for ledger in self._piecewise) if self._piecewise else pos.shape[1]
 
-    def step(self, pos: Positions) -> CachePass:
-        """``with cache.step(pos): …`` runs one forward pass: all of it is kept, or none."""
+    def step(self, pos: Positions | None) -> CachePass:
+        """``with cache.step(pos): …`` runs one forward pass: all of it is kept, or none. ``None``: as for ``begin``."""
         return CachePass(self, pos)
 
-    def begin(self, pos: Positions, *, unwatched: bool = False) -> None:
+    def begin(self, pos: Positions | None, *, unwatched: bool = False) -> None:
         """Place these positions everywhere, before any layer writes: what is refused is refused here.
 
-        ``unwatched``: nobody says so if the pass fails. Whoever uses the cache next finds it open, and it is undone.
+        ``None``: the keys of this pass are kept elsewhere, and layers look at what is here. ``unwatched``: nobody says
+        so if the pass fails. Whoever uses the cache next finds it open, and it is undone.
         """
         self._idle("already running: finish it, or use cache.fork()")
         self._unwatched = unwatched
-        self._check_settled(pos)
-        self._ahead_after = self.ahead if pos.axes is None else self._ahead(pos)
+        self._ahead_after = self.ahead
+        if pos is not None:
+            self._check_settled(pos)
+            self._ahead_after = self.ahead if pos.axes is None else self._ahead(pos)
         self._savepoints = [ledger.savepoint() for ledger in (*self.ledgers, *self.cross_ledgers)]
         try:
-            for ledger in self.ledgers:
-                ledger.place(pos)
+            if pos is not None:
+                for ledger in self.ledgers:
+                    ledger.place(pos)
         except BaseException:
             self.abandon()
             raise
@@ -296,7 +300,7 @@ class ModelCache:
 class CachePass:
     """One forward pass as a context: kept if it ends well, undone if it does not."""
 
-    def __init__(self, cache: ModelCache, pos: Positions):
+    def __init__(self, cache: ModelCache, pos: Positions | None):
         self._cache, self._pos = cache, pos
 
     def __enter__(self) -> ModelCache:

@@ -123,3 +123,6 @@ def add_tensor_parallel(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="N",
         help=f"heads and columns over N processes: torchrun --nproc-per-node N -m vantage {verb} … --tensor-parallel N",
     )
+    parser.add_argument(
+        "--whole-experts", action="store_true", help="of those processes each has some of the experts, not some columns"
+    )

@@ -112,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
 def _go_on(args: argparse.Namespace, source: str, prompt: str, options: dict[str, Any]) -> int:
     shared = args.tensor_parallel > 1
     device = "cpu" if shared else args.device
-    memory = {"max_memory": args.max_memory, "context": args.context}
-    model = load_model(source, args.dtype, adapter=args.adapter, device=device, tensor_parallel=shared, **memory)
+    how = {"max_memory": args.max_memory, "context": args.context, "whole_experts": args.whole_experts}
+    model = load_model(source, args.dtype, adapter=args.adapter, device=device, tensor_parallel=shared, **how)
     if args.beams is not None:
         return _searched(args, model, prompt)
     if args.lookup:
@@ -143,6 +143,8 @@ def _check(args: argparse.Namespace, options: dict[str, Any]) -> None:
         raise BadInput(
             f"--tensor-parallel with --device {args.device}: over processes it generates on CPUs only so far"
         )
+    if args.whole_experts and args.tensor_parallel == 1:
+        raise BadInput("--whole-experts says how experts lie over processes: give --tensor-parallel as well")
     check_tensor_parallel(args.tensor_parallel, "generate")
 
 

@@ -82,6 +82,7 @@ def load_model(
     adapter: str | None = None,
     device: str | None = None,
     tensor_parallel: bool = False,
+    whole_experts: bool = False,
     max_memory: str | None = None,
     context: int | None = None,
 ) -> Any:
@@ -102,7 +103,8 @@ def load_model(
         where = None if device is None else generation_device(device)
         kept = dtype if dtype in ("auto", "int8", "int4") else getattr(torch, dtype)
         memory = {"max_memory": max_memory, "context": context}
-        return load(source, dtype=kept, adapter=adapter, device=where, tensor_parallel=tensor_parallel, **memory)
+        shared = {"tensor_parallel": tensor_parallel, "whole_experts": whole_experts}
+        return load(source, dtype=kept, adapter=adapter, device=where, **shared, **memory)
 
 
 @contextlib.contextmanager

@@ -73,6 +73,7 @@ def load(
     adapter: str | Path | None = None,
     fast: bool = False,
     tensor_parallel: bool = False,
+    whole_experts: bool = False,
     max_memory: int | str | None = None,
     context: int | None = None,
 ) -> Model:
@@ -102,6 +103,7 @@ def load(
 
     ``tensor_parallel``: every process of ``torch.distributed`` has a share of the heads and columns, reads no more of
     the files than that, and calls the model with the same tokens; ``save`` writes it whole. "auto" is float32 then.
+    With ``whole_experts`` a process has some of the experts of a layer whole, instead of some columns of each.
 
     ``max_memory``: what the model may take of the device's memory ("6GiB", "800MB", or bytes; "auto": what is free),
     with a cache of ``context`` tokens (default: 4,096, or as many as the model was made for) and room to compute.
@@ -123,13 +125,15 @@ def load(
     if tensor_parallel:
         _check_shared(how, put_on, max_memory)
         how = None
+    elif whole_experts:
+        raise BadInput("whole_experts says how experts lie over processes: give tensor_parallel=True as well")
     if max_memory is not None and in_memory:
         raise Refused("max_memory is for what is loaded from files, and these weights are in memory already")
     if context is not None and max_memory is None:
         raise BadInput(f"context={context} says for how many tokens max_memory keeps room: give that as well")
     checkpoint = TensorsInMemory(source) if in_memory else opened(path, dtype)
     dtype = _computed_in(checkpoint, dtype, how, where)
-    model, weights, parallel = _described(source, checkpoint, tensor_parallel)
+    model, weights, parallel = _described(source, checkpoint, tensor_parallel, whole_experts)
     model.kernel, model.fast = kernel, fast
     plan = None if parallel is not None else planned(model, weights, how, dtype, where, max_memory, context)
     if plan is not None:
@@ -152,7 +156,10 @@ def load(
 
 
 def _described(
-    source: object, checkpoint: Folder | GGUFTensors | TrainingCheckpoint | TensorsInMemory, tensor_parallel: bool
+    source: object,
+    checkpoint: Folder | GGUFTensors | TrainingCheckpoint | TensorsInMemory,
+    tensor_parallel: bool,
+    whole_experts: bool = False,
 ) -> tuple[Model, OpenedCheckpoint, TensorParallel | None]:
     """The model without weights, and where they are."""
     family = family_of(checkpoint.config)
@@ -165,7 +172,7 @@ def _described(
             checkpoint, tensors, family, family.links(config, spec), copies_of(family, config, spec, tensors)
         )
         config.settle()
-        parallel = TensorParallel(spec) if tensor_parallel else None
+        parallel = TensorParallel(spec, whole_experts=whole_experts) if tensor_parallel else None
         return empty_model(spec if parallel is None else parallel.own), weights, parallel
     except CheckpointError:
         raise

@@ -120,12 +120,16 @@ def put_links(
 ) -> None:
     """Put in what these links say. ``aliases``: of the model while it was empty."""
     for link in links:
+        if parallel is not None and not any(map(parallel.has, link.our_names)):
+            continue  # an expert of another process, which reads it
         if (packed := packing(link)) is not None:
             put(model, aliases[link.our_names[0]], packed)
             continue
         kept = family.dtype_of(link, dtype)
         values = _whole(link, tensors) if parallel is None else _share(link, tensors, parallel)
         for name, value in zip(link.our_names, values, strict=True):
+            if name not in aliases:  # of experts in one tensor, one that another process has
+                continue
             parameter = nn.Parameter(value.to(kept).contiguous(), requires_grad=True)
             for alias in aliases[name]:
                 _put(model, alias, parameter)

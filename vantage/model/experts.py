@@ -100,10 +100,8 @@ class Experts:
     def divided(self, ranks: int, width: int) -> Experts:
         """A share of every expert: whichever are chosen, all processes have as much to do."""
         parts = {"expert": self.expert} if self.shared is None else {"expert": self.expert, "shared": self.shared}
-        for name, part in parts.items():
-            if not isinstance(part, Divisible):
-                raise Refused(f"{type(part).__name__}, the {name} of these experts, does not say how it is divided")
-        return replace(self, **{name: cast(Divisible, part).divided(ranks, width) for name, part in parts.items()})
+        shares = {name: _divisible(part, name).divided(ranks, width) for name, part in parts.items()}
+        return replace(self, **shares)
 
     @property
     def chosen(self) -> int:
@@ -113,8 +111,21 @@ class Experts:
         """What a process has that holds these experts: the router and the shared expert are everybody's."""
         return SomeExperts(self, first, count)
 
+    def with_experts(self, first: int, count: int, ranks: int, width: int) -> SomeExperts:
+        """These experts whole, and a share of the shared one."""
+        if self.shared is None:
+            return SomeExperts(self, first, count)
+        shared = _divisible(self.shared, "shared").divided(ranks, width)
+        return SomeExperts(replace(self, shared=shared), first, count)
+
     def build(self, width: int) -> nn.Module:
         return _Experts(self, width)
+
+
+def _divisible(part: FeedForwardConfig, name: str) -> Divisible:
+    if not isinstance(part, Divisible):
+        raise Refused(f"{type(part).__name__}, the {name} of these experts, does not say how it is divided")
+    return part
 
 
 @dataclass(frozen=True)

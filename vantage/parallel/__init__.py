@@ -4,7 +4,8 @@ experts."""
 from vantage.parallel.context import ContextParallel, ContextShare
 from vantage.parallel.cut import Cut
 from vantage.parallel.experts import ExpertParallel
+from vantage.parallel.spread_cache import SpreadCache
 from vantage.parallel.tensor import TensorParallel
 from vantage.parallel.wire import Wire
 
-__all__ = ["ContextParallel", "ContextShare", "Cut", "ExpertParallel", "TensorParallel", "Wire"]
+__all__ = ["ContextParallel", "ContextShare", "Cut", "ExpertParallel", "SpreadCache", "TensorParallel", "Wire"]

@@ -9,7 +9,7 @@ process merges what it has seen by the log-sum-exp (Liu et al. 2023), so that no
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
@@ -22,7 +22,9 @@ from vantage.errors import BadInput, Refused
 from vantage.model import Model
 from vantage.model.pass_inputs import check_source
 from vantage.parallel.cut import Cut, joined
+from vantage.parallel.parts_attention import choosing
 from vantage.parallel.ring_attention import RingKernel
+from vantage.parallel.spread_cache import PromptCache, PromptViews, SpreadCache
 from vantage.parallel.states import HandedStates
 from vantage.parallel.wire import Wire
 from vantage.spec.parts import Cache, Context, EncoderOutput, Kernel, Need, View
@@ -68,7 +70,7 @@ class ContextParallel:
         tokens: Tensor,
         *,
         positions: Positions | Tensor | None = None,
-        cache: ModelCache | None = None,
+        cache: ModelCache | SpreadCache | None = None,
         mask: Tensor | None = None,
         length: int | None = None,
         source: Tensor | EncoderOutput | None = None,
@@ -76,23 +78,29 @@ class ContextParallel:
     ) -> ContextShare:
         """As ``model.hidden``: all tokens go in, the hidden states of this process's share come out.
 
-        ``cache`` holds all of it afterwards, on every process: each can go on by itself.
+        ``cache`` holds all of it afterwards, on every process: each can go on by itself. One of ``new_cache`` holds
+        what this process computed; all of them go on together (``cache.logits``).
         """
         wire = self.wire
-        whole = model.place(tokens, positions, cache, mask, length)
+        rows, own = (cache.rows, cache.own) if isinstance(cache, SpreadCache) else (cache, cache)
+        whole = model.place(tokens, positions, rows, mask, length)
         cut = Cut(tokens.shape[1], wire.size, self.kind)
         pos = cut.positions(whole, wire.rank)
         memory = model.encode(source) if isinstance(source, Tensor) else source
-        check_source(memory, cache, len(tokens), reads=model.encoder is not None)
-        ctx = model.context(pos, cache, memory)
+        check_source(memory, own, len(tokens), reads=model.encoder is not None)
+        ctx = model.context(pos, own, memory)
         handed: list[HandedStates] = []
         ctx = self._shared(ctx, cut, cache, handed)
-        with contextlib.nullcontext() if cache is None else cache.step(self._everybody(pos, cut)):
+        with self._pass(cache, whole, pos, cut):
             own_types = None if types is None else cut.take(types, wire.rank)
             hidden = model.run(model.embed(cut.take(tokens, wire.rank), pos, own_types), ctx)
         for states in handed:
             hidden = states.attach(hidden)
         return ContextShare(hidden, pos, cut, wire)
+
+    def new_cache(self, model: Model, batch: int = 1, *, length: int | None = None) -> SpreadCache:
+        """An empty cache whose tokens lie over the processes, for ``hidden`` to fill. Every process makes one."""
+        return SpreadCache(model, self.wire, batch, length=length)
 
     def sum_gradients(self, module: nn.Module) -> None:
         """The gradient of the whole loss, where each process has that of its share."""
@@ -124,35 +132,58 @@ class ContextParallel:
 
         return pos.once("shares", travel)
 
-    def _shared(self, ctx: Context, cut: Cut, cache: ModelCache | None, handed: list[HandedStates]) -> Context:
+    def _pass(
+        self, cache: ModelCache | SpreadCache | None, whole: Positions, pos: Positions, cut: Cut
+    ) -> contextlib.AbstractContextManager[object]:
+        """A pass that is kept as a whole, or not at all."""
+        if isinstance(cache, SpreadCache):
+            return cache.prompt(whole, pos, cut)
+        return contextlib.nullcontext() if cache is None else cache.step(self._everybody(pos, cut))
+
+    def _shared(
+        self, ctx: Context, cut: Cut, cache: ModelCache | SpreadCache | None, handed: list[HandedStates]
+    ) -> Context:
         """The same pass over caches that exchange what they are given."""
-        if self.exchange == RING and cache is not None:
-            raise Refused("a ring never holds all keys, so it fills no cache: use exchange='gather'")
+        if self.exchange == RING and isinstance(cache, ModelCache):
+            raise Refused(
+                "a ring never holds all keys, so it fills no cache that has them all: use exchange='gather', or a "
+                "cache whose tokens lie over the processes (parallel.new_cache)"
+            )
 
         def everybody(pos: Positions) -> Positions:
             return self._everybody(pos, cut)
 
-        caches: list[Cache] = []
-        for inner in ctx.caches:
+        views = PromptViews(self.wire, ctx.pos.length, gathers=self.exchange == GATHER)
+
+        def exchanged(inner: Cache) -> Cache:
             states = HandedStates(inner, self.wire, cut, everybody if cache is not None else None)
             handed.append(states)
+            if isinstance(cache, SpreadCache):
+                return PromptCache(inner, states, views)
             gathers = self.exchange == GATHER
-            caches.append(
-                GatheredCache(inner, states, self.wire, cut, everybody) if gathers else OwnCache(inner, states)
-            )
-        if self.exchange == GATHER:
-            return replace(ctx, caches=caches)
-        return replace(ctx, caches=caches, choose=self._ring(ctx.pos, ctx.choose))
+            return GatheredCache(inner, states, self.wire, cut, everybody) if gathers else OwnCache(inner, states)
+
+        def shares(at: Positions) -> Sequence[Positions] | None:
+            if isinstance(cache, SpreadCache):
+                return views.of_all(at)
+            return self._shares(ctx.pos) if at is ctx.pos else None
+
+        choose = ctx.choose if self.exchange == GATHER else self._ring(shares, ctx.choose)
+        if isinstance(cache, SpreadCache):  # what could not be attended to later is refused now
+            choose = choosing(choose, lambda at: views.of_all(at) is not None, None)
+        return replace(ctx, caches=[exchanged(inner) for inner in ctx.caches], choose=choose)
 
     def _ring(
-        self, pos: Positions, choose: Callable[[Need, Tensor, View], Kernel]
+        self, shares: Callable[[Positions], Sequence[Positions] | None], choose: Callable[[Need, Tensor, View], Kernel]
     ) -> Callable[[Need, Tensor, View], Kernel]:
-        shares = self._shares(pos)
-        kernel = RingKernel(self.wire, shares[self.wire.rank :] + shares[: self.wire.rank], choose)
+        """``shares``: for where a process's own keys stand, where those of all do."""
+        rank = self.wire.rank
 
         def chosen(need: Need, q: Tensor, view: View) -> Kernel:
-            if view.pos is not pos:  # an encoder's keys, which every process has
+            every = shares(view.pos)
+            if every is None:  # an encoder's keys, which every process has
                 return choose(need, q, view)
+            kernel = RingKernel(self.wire, [*every[rank:], *every[:rank]], choose)
             if (why := kernel.refuses(need, q, view)) is not None:
                 raise Refused(f"{why}; use exchange='gather'")
             return kernel

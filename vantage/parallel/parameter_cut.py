@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,7 @@ class ParameterCut:
     dim: int = 0
     maps: tuple[MapCut, ...] = ()
     inside: bool = False  # a sublayer, where a gradient is that of this process's heads or columns alone
+    owner: int | None = None  # the only process that has it, all of it (an expert's)
 
     def take(self, x: Tensor, rank: int, ranks: int) -> Tensor:
         """A process's share of the whole."""
@@ -60,14 +62,17 @@ def sublayers(model: Model) -> list[nn.Module]:
     return own if model.encoder is None else [*own, *sublayers(model.encoder)]
 
 
-def parameter_cuts(whole: Model, own: Model) -> dict[str, ParameterCut]:
-    """For every parameter of the whole model what a process has of it."""
+def parameter_cuts(whole: Model, own: Model, owners: Mapping[str, int] = {}) -> dict[str, ParameterCut]:
+    """For every parameter of the whole model what a process has of it. ``owners``: of those that one process has."""
     rows, own_rows = rows_of(whole), rows_of(own)
     shapes = {name: tuple(p.shape) for name, p in own.named_parameters()}
     inside = {id(p) for sublayer in sublayers(whole) for p in sublayer.parameters()}
     cuts: dict[str, ParameterCut] = {}
     for name, p in whole.named_parameters():
         weight = f"{name.rpartition('.')[0]}.weight"  # a bias has the rows of its map
+        if name in owners:
+            cuts[name] = ParameterCut(tuple(p.shape), inside=True, owner=owners[name])
+            continue
         shape, share = tuple(p.shape), shapes[name]
         differing = [dim for dim, (n, m) in enumerate(zip(shape, share, strict=True)) if n != m]
         assert len(differing) < 2, f"{name} is cut along {differing}"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from vantage.parallel.merging import merged, need_of_part, no_parts, share_of, with_sinks
 from vantage.parallel.wire import Wire
 from vantage.spec.forms import QueryAndKey
-from vantage.spec.normalisers import OffByOne, Softmax
 from vantage.spec.parts import Attended, Dense, Kernel, Need, Pointwise, View
 from vantage.spec.positions import Pair, Positions
 
@@ -32,8 +32,8 @@ class RingKernel:
         self.wire, self.shares, self.choose = wire, shares, choose
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
-        if need.temperature is None and not isinstance(need.normalise, OffByOne):
-            return f"a ring merges by the log-sum-exp, which {type(need.normalise).__name__} does not have"
+        if (why := no_parts(need)) is not None:
+            return f"a ring {why}"
         if isinstance(need.bias, Dense):
             return "this layer's score bias exists as a whole only, for all keys at once, and a ring never has them all"
         if isinstance(need.bias, QueryAndKey):
@@ -43,17 +43,12 @@ class RingKernel:
         return None
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
-        temperature = 1.0 if need.temperature is None else need.temperature
-        plain = replace(need, sinks=None, normalise=Softmax(temperature), lse=True)
         bias = _tensors_of(need.bias)
         value_bias = cast(Any, need.value_bias)
         learned = list(value_bias.parameters()) if isinstance(value_bias, nn.Module) else []
-        work = RingPass(self, pair.q, plain, len(bias))
+        work = RingPass(self, pair.q, need_of_part(need), len(bias))
         out, lse = _Ring.apply(work, q_BHTd, view.k, view.v, *bias, *learned)
-        sink = _sink(need, temperature, lse)
-        if sink is not None:
-            total = torch.logaddexp(lse, sink)
-            out, lse = out * (lse - total).exp()[..., None], total
+        out, lse = with_sinks(need, out, lse)
         return Attended(out.to(q_BHTd.dtype), lse=lse if need.lse else None)
 
 
@@ -85,9 +80,7 @@ class _Ring(Function):
         for step in range(1, wire.size):
             k, v = wire.shift((k, v), -1)  # from the rank after this one
             o, part = work.part(q, k, v, bias, step)
-            total = torch.logaddexp(lse, part)
-            out = out * _share(lse, total)[..., None] + o * _share(part, total)[..., None]
-            lse = total
+            out, lse = merged(out, lse, o, part)
         ctx.save_for_backward(q, k_own, v_own, out, lse, *more)
         return out, lse
 
@@ -108,7 +101,7 @@ class _Ring(Function):
                 own_q, own_k, own_v = (x.detach().requires_grad_() for x in (q, k, v))
                 own_bias = [x.detach().requires_grad_(x.is_floating_point()) for x in bias]
                 o, part = work.part(own_q, own_k, own_v, own_bias, step)
-                share = _share(part, lse)
+                share = share_of(part, lse)
                 value = (grad_out * o * share[..., None]).sum() - (level * share).sum()
                 wanted = [own_q, own_k, own_v, *own_bias, *learned]
                 floats = [x for x in wanted if x.requires_grad]
@@ -130,22 +123,6 @@ class _Ring(Function):
             grad_v,
             *(g if x.is_floating_point() else None for g, x in zip(of_more, more, strict=True)),
         )
-
-
-def _share(part: Tensor, total: Tensor) -> Tensor:
-    """exp(part - total), and 0 where nothing was seen at all."""
-    return torch.where(part == float("-inf"), 0.0, (part - total.masked_fill(total == float("-inf"), 0.0)).exp())
-
-
-def _sink(need: Need, temperature: float, lse_BHT: Tensor) -> Tensor | None:
-    """What takes weight and gives nothing, as one more part of the sum."""
-    sinks = need.sinks
-    if sinks is not None:
-        sinks = (sinks[None, :, None] if sinks.dim() == 1 else sinks).to(lse_BHT.dtype) / temperature
-    if isinstance(need.normalise, OffByOne):
-        zero = torch.zeros((), dtype=lse_BHT.dtype, device=lse_BHT.device)
-        return zero if sinks is None else torch.logaddexp(zero, sinks)
-    return sinks
 
 
 def _tensors_of(bias: Pointwise | Dense | None) -> list[Tensor]:

@@ -3,6 +3,7 @@
 A process builds an ordinary model from a narrower spec. Which part of each parameter it holds follows from the shapes
 of the whole and of the narrow model, and from what modules say of maps that lie side by side in one weight; no name of
 a parameter is known here. A sublayer gives a sum over heads or columns, so one sum over the processes makes it whole.
+So it does where a process has some of the experts whole: it runs those, and gives nothing for the others.
 """
 
 from __future__ import annotations
@@ -21,19 +22,26 @@ from vantage.model.linear import replace_module
 from vantage.parallel.head_probe import check_heads
 from vantage.parallel.parameter_cut import ParameterCut, parameter_cuts, sublayers
 from vantage.parallel.wire import Wire
-from vantage.spec.abilities import DividesByHead, Divisible
+from vantage.spec.abilities import DividesByHead, DividesExperts, Divisible, ExchangesTokens
 from vantage.spec.model import Layer, ModelSpec
 
 
 class TensorParallel:
     """A model of this spec over the processes of a group. ``own`` is the spec of what this process has of it."""
 
-    def __init__(self, spec: ModelSpec, group: dist.ProcessGroup | None = None):
-        self.wire, self.spec = Wire(group), spec
-        self.own = divided(spec, self.wire.rank, self.wire.size)
-        self.cuts = parameter_cuts(empty_model(spec), empty_model(self.own))
+    def __init__(self, spec: ModelSpec, group: dist.ProcessGroup | None = None, *, whole_experts: bool = False):
+        """``whole_experts``: each process has some of the experts whole, instead of some columns of each."""
+        self.wire, self.spec, self.whole_experts = Wire(group), spec, whole_experts
+        self.own = divided(spec, self.wire.rank, self.wire.size, whole_experts=whole_experts)
+        whole, own = empty_model(spec), empty_model(self.own)
+        owners = expert_owners(whole, own, self.wire.size) if whole_experts else {}
+        self.cuts = parameter_cuts(whole, own, owners)
 
     # ---- from the whole to shares
+
+    def has(self, name: str) -> bool:
+        """Whether this process has anything of a parameter."""
+        return self.cuts[name].owner in (None, self.wire.rank)
 
     def take(self, name: str, whole: Tensor) -> Tensor:
         """This process's share of a parameter."""
@@ -42,7 +50,8 @@ class TensorParallel:
     def cut(self, model: Model) -> Model:
         """This process's share of a whole model, which every process has alike."""
         share = empty_model(self.own, model.kernel)
-        put_parameters(share, {name: self.take(name, p.detach()).clone() for name, p in model.named_parameters()})
+        held = ((name, p.detach()) for name, p in model.named_parameters() if self.has(name))
+        put_parameters(share, {name: self.take(name, p).clone() for name, p in held})
         return self.connect(with_companions(share, model))
 
     def connect(self, share: Model) -> Model:
@@ -62,15 +71,20 @@ class TensorParallel:
             share.encoder.norm.register_forward_hook(lambda module, arguments, out: wire.entered(cast(Tensor, out)))
         if wire.rank:
             self._add_biases_once(share)
+        for module in share.modules() if self.whole_experts else ():
+            if isinstance(module, ExchangesTokens) and module.numbered is not None:
+                module.exchange_by(experts_here)
         share.parallel = self
         return share
 
     def _add_biases_once(self, share: Model) -> None:
         """The bias of a map whose inputs are cut would be added by every process: all but the first leave it out."""
         for name, cut in self.cuts.items():
+            if cut.dim != 1 or not cut.maps:
+                continue
             owner = name.rpartition(".")[0]
             linear = share.get_submodule(owner)
-            if cut.dim == 1 and cut.maps and isinstance(linear, nn.Linear) and linear.bias is not None:
+            if isinstance(linear, nn.Linear) and linear.bias is not None:
                 replace_module(share, owner, LinearWithoutBias(linear.weight, linear.bias))
 
     # ---- training
@@ -84,7 +98,7 @@ class TensorParallel:
                 continue
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            if not cut.maps:
+            if not cut.maps and cut.owner is None:
                 wire.sum(p.grad)
             self.sum_shared(cut, p.grad)
 
@@ -106,16 +120,21 @@ class TensorParallel:
         total = torch.zeros((), dtype=torch.float64)
         for name, gradient in gradients.items():
             cut = self.cuts[name]
-            parts = zip(cut.split(gradient), (m.shards for m in cut.maps), strict=True) if cut.maps else [(gradient, 1)]
+            whole = [(gradient, 1 if cut.owner is None else self.wire.size)]
+            parts = zip(cut.split(gradient), (m.shards for m in cut.maps), strict=True) if cut.maps else whole
             total += sum(part.double().square().sum().cpu() * (shards / self.wire.size) for part, shards in parts)
         total += sum(g.double().square().sum().cpu() / self.wire.size for g in others)
         return self.wire.sum(total).sqrt()
 
     # ---- from shares to the whole
 
-    def whole_tensor(self, name: str, share: Tensor) -> Tensor:
-        """A parameter, or something of its shape, put together from the shares of all processes."""
+    def whole_tensor(self, name: str, share: Tensor | None) -> Tensor:
+        """A parameter, or something of its shape, put together from the shares of all processes. ``None``: this one has
+        nothing of it."""
         cut = self.cuts[name]
+        if cut.owner is not None:
+            return self.wire.from_owner(share, cut.shape, cut.owner)
+        assert share is not None, f"a share of {name} is missing"
         return self.joined(cut, share) if cut.maps else share
 
     def joined(self, cut: ParameterCut, share: Tensor) -> Tensor:
@@ -129,7 +148,8 @@ class TensorParallel:
     def whole(self, share: Model) -> Model:
         """The whole model, on every process: one that is saved as any other."""
         model = empty_model(self.spec, share.kernel)
-        put_parameters(model, {name: self.whole_tensor(name, p.detach()) for name, p in share.named_parameters()})
+        own = {name: p.detach() for name, p in share.named_parameters()}
+        put_parameters(model, {name: self.whole_tensor(name, own.get(name)) for name in self.cuts})
         return with_companions(model, share)
 
 
@@ -144,18 +164,70 @@ class LinearWithoutBias(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
-def divided(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
+def experts_here(x_MD: Tensor, expert_M: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """All processes have all rows: each runs those of its own experts, which leave 0 for the others."""
+    return experts(x_MD, expert_M)
+
+
+def divided(spec: ModelSpec, rank: int, ranks: int, *, whole_experts: bool = False) -> ModelSpec:
     """What one of so many processes has of a model."""
     if ranks == 1:
         return spec
-    layers = tuple(_divided_layer(i, layer, spec.width, rank, ranks) for i, layer in enumerate(spec.layers))
-    return replace(spec, layers=layers, encoder=None if spec.encoder is None else divided(spec.encoder, rank, ranks))
+    if whole_experts and not _has_experts(spec):
+        raise Refused("no layer of this model has experts: there are none to lie whole on one process")
+    layers = tuple(
+        _divided_layer(i, layer, spec.width, rank, ranks, whole_experts) for i, layer in enumerate(spec.layers)
+    )
+    encoder = spec.encoder
+    if encoder is not None:
+        encoder = divided(encoder, rank, ranks, whole_experts=whole_experts and _has_experts(encoder))
+    return replace(spec, layers=layers, encoder=encoder)
 
 
-def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int) -> Layer:
+def _has_experts(spec: ModelSpec) -> bool:
+    own = any(isinstance(layer.ffn, DividesExperts) for layer in spec.layers)
+    return own or (spec.encoder is not None and _has_experts(spec.encoder))
+
+
+def _some_experts(index: int, part: DividesExperts, width: int, rank: int, ranks: int) -> Any:
+    if part.count < ranks:
+        raise Refused(
+            f"layer {index}: {part.count} experts are fewer than {ranks} processes: divide them by columns "
+            "(without whole_experts)"
+        )
+    first, end = _held(part.count, rank, ranks)
+    return part.with_experts(first, end - first, ranks, width)
+
+
+def _held(count: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The first of so many experts that a process has, and the first that it has no more."""
+    return rank * count // ranks, (rank + 1) * count // ranks
+
+
+def expert_owners(whole: nn.Module, own: nn.Module, ranks: int) -> dict[str, int]:
+    """Which process has a parameter, for those of experts that lie whole on one."""
+    owners: dict[str, int] = {}
+    for layer, module in own.named_modules():
+        if not isinstance(module, ExchangesTokens) or module.numbered is None:
+            continue
+        children = own.get_submodule(layer).named_children()
+        inner = next(name for name, child in children if child is module.numbered)
+        experts = whole.get_submodule(f"{layer}.{inner}")
+        count = len(list(experts.children()))
+        rank_of = {e: r for r in range(ranks) for e in range(*_held(count, r, ranks))}
+        for number, expert in experts.named_children():
+            for name, _ in expert.named_parameters(f"{layer}.{inner}.{number}"):
+                owners[name] = rank_of[int(number)]
+    return owners
+
+
+def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int, whole_experts: bool) -> Layer:
     parts: dict[str, Any] = {"attention": layer.attention, "ffn": layer.ffn}
     if layer.cross is not None:
         parts["cross"] = layer.cross
+    experts = None
+    if whole_experts and isinstance(layer.ffn, DividesExperts):
+        experts = _some_experts(index, cast(DividesExperts, parts.pop("ffn")), width, rank, ranks)
     for name, part in parts.items():
         if not isinstance(part, Divisible):
             raise Refused(
@@ -163,6 +235,7 @@ def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int) 
                 "it has no tensor parallel form"
             )
     shares = {name: cast(Divisible, part).divided(ranks, width) for name, part in parts.items()}
+    shares |= {} if experts is None else {"ffn": experts}
     heads, own = layer.attention.shape(width).heads, shares["attention"].shape(width).heads
     check_heads(index, layer, width)
 

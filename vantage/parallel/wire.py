@@ -16,6 +16,8 @@ from torch.autograd import Function
 
 from vantage.errors import Refused
 
+SENT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 class Wire:
     """The processes of one group, and what this one sends to the others.
@@ -55,6 +57,17 @@ class Wire:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x, group=self.group)
         self.count("gather", (self.size - 1) * x.nbytes)
+        return parts
+
+    def gather_at(self, x: Tensor, rank: int) -> list[Tensor] | None:
+        """The same in the process of this rank in the group alone; ``None`` in the others."""
+        here = rank == self.rank
+        if self.size == 1:
+            return [x]
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)] if here else None
+        dist.gather(x, parts, self.peer(rank - self.rank), group=self.group)
+        self.count("gather", 0 if here else x.nbytes)
         return parts
 
     def scatter_sum(self, parts: Sequence[Tensor]) -> Tensor:
@@ -102,6 +115,16 @@ class Wire:
             dist.broadcast(x, self.peer(rank - self.rank), group=self.group)
             self.count("broadcast", x.nbytes if rank == self.rank else 0)
         return x
+
+    def from_owner(self, x: Tensor | None, shape: tuple[int, ...], owner: int) -> Tensor:
+        """A tensor of this shape that the process of rank ``owner`` has, in all of them."""
+        device = "cpu" if dist.get_backend(self.group) == "gloo" else torch.device("cuda", torch.cuda.current_device())
+        kind = torch.zeros((), dtype=torch.int64, device=device)
+        if owner == self.rank:
+            assert x is not None, "the owner has nothing"
+            kind.fill_(SENT_TYPES.index(x.dtype))
+        dtype = SENT_TYPES[int(self.broadcast(kind, owner))]
+        return self.broadcast(torch.empty(shape, dtype=dtype, device=device) if x is None else x.clone(), owner)
 
     def send(self, x: Tensor, offset: int) -> None:
         dist.send(x.contiguous(), self.peer(offset), group=self.group)

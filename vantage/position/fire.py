@@ -67,7 +67,7 @@ class FireBias(nn.Module):
         self.f = nn.Sequential(nn.Linear(1, config.hidden), nn.ReLU(), nn.Linear(config.hidden, heads))
 
     def at(self, inputs: BiasInputs) -> Dense:
-        return inputs.dense(lambda some: self.whole(some.q_pos.against(some.k_pos)), self.form)
+        return inputs.dense(lambda some: self.whole(some.q_pos.against(some.k_pos)), self.form, pairwise=True)
 
     def whole(self, pair: Pair) -> Tensor:
         """(R, H, T, S)."""

@@ -54,7 +54,7 @@ class _LateTemperature(nn.Module):
         top = highest(inputs.q_pos)
         if top is not None and top <= self.config.length:
             return None
-        return inputs.dense(self.whole)
+        return inputs.dense(self.whole, pairwise=True)
 
     def whole(self, inputs: BiasInputs) -> Tensor:
         grouped = inputs.q.unflatten(1, (inputs.k.shape[1], -1)).to(wide(inputs.q.dtype))

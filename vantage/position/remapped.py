@@ -51,7 +51,7 @@ class RemappedScores(nn.Module):
         top = highest(inputs.q_pos)
         if top is not None and top < self.config.unchanged:
             return None
-        return inputs.dense(self.whole)
+        return inputs.dense(self.whole, pairwise=True)
 
     def whole(self, inputs: BiasInputs) -> Tensor:
         precise = wide(inputs.q.dtype)

@@ -60,8 +60,10 @@ class ShiftedBias(nn.Module):
             return torch.stack((-sines, cosines), -1).flatten(-2)[None]
 
         if not runs(inputs.q_pos, inputs.k_pos):
-            return inputs.dense(whole)
-        return inputs.dense(whole, lambda: DistanceKeys(None if inputs.q is q else q, keys, inputs.scale))
+            return inputs.dense(whole, pairwise=True)
+        return inputs.dense(
+            whole, lambda: DistanceKeys(None if inputs.q is q else q, keys, inputs.scale), pairwise=True
+        )
 
 
 ENTRY = Entry(

@@ -105,11 +105,13 @@ class DistanceBias(nn.Module):
             return (waves @ w_r.flatten(0, 1).T).unflatten(-1, w_r.shape[:2]).transpose(0, 1)
 
         if not runs(inputs.q_pos, inputs.k_pos):
-            return inputs.dense(whole)
+            return inputs.dense(whole, pairwise=True)
         shift = inputs.shift
         if shift is None:
-            return inputs.dense(whole, lambda: DistanceKeys(inputs.q_raw + v[:, None], keys, inputs.scale))
-        return inputs.dense(whole, lambda: DistanceKeys(None, keys, inputs.scale, v - shift))
+            return inputs.dense(
+                whole, lambda: DistanceKeys(inputs.q_raw + v[:, None], keys, inputs.scale), pairwise=True
+            )
+        return inputs.dense(whole, lambda: DistanceKeys(None, keys, inputs.scale, v - shift), pairwise=True)
 
 
 ENTRY = Entry(

@@ -22,7 +22,7 @@ from vantage.model import Model
 from vantage.parallel.control import ControlChannel
 from vantage.parallel.group import PeerEnded, when_another_ends
 from vantage.parallel.tensor import divided
-from vantage.serve.settings import Batching, ServedModel, ServerSettings
+from vantage.serve.settings import ServedModel, ServerSettings
 from vantage.serve.worker import new_engine
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -67,7 +67,7 @@ def check_divides(settings: ServerSettings) -> None:
     spec = read_spec(served.source)
     if not spec.generates:
         raise Refused(f"{served.name}: over processes only models that generate are served: {spec.why_no_generation}")
-    divided(spec, 0, settings.tensor_parallel)
+    divided(spec, 0, settings.tensor_parallel, whole_experts=settings.whole_experts)
 
 
 def serve_in_group(settings: ServerSettings, channel: ControlChannel, ready: Callable[[str], None]) -> None:
@@ -84,7 +84,7 @@ def serve_in_group(settings: ServerSettings, channel: ControlChannel, ready: Cal
     group = ServingGroup(channel)
     serve(
         replace(settings, preload=True),
-        load=lambda served: load_share(served, settings.batching),
+        load=lambda served: load_share(served, settings),
         ready=ready,
         group=group,
     )
@@ -94,12 +94,12 @@ def serve_in_group(settings: ServerSettings, channel: ControlChannel, ready: Cal
 
 def follow_server(settings: ServerSettings, channel: ControlChannel) -> None:
     """In every process but the first."""
-    model = load_share(settings.models[0], settings.batching)
+    model = load_share(settings.models[0], settings)
     follow_engine(new_engine(model, settings.batching, peers=FollowingProcess(channel)), channel)
 
 
-def load_share(served: ServedModel, batching: Batching) -> Model:
+def load_share(served: ServedModel, settings: ServerSettings) -> Model:
     """What this process has of a model: it reads no more of the files than that."""
-    dtype = batching.dtype
+    dtype = settings.batching.dtype
     kept = dtype if dtype == "auto" else getattr(torch, dtype)
-    return load_model(served.source, dtype=kept, tensor_parallel=True)
+    return load_model(served.source, dtype=kept, tensor_parallel=True, whole_experts=settings.whole_experts)

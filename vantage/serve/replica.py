@@ -82,6 +82,4 @@ def _group_app(settings: ServerSettings, cores: int) -> FastAPI:
     from vantage.serve.ray_group import RayGroup
 
     group: ModelGroup = RayGroup(settings, cores)
-    return create_app(
-        replace(settings, preload=True), load=lambda served: load_share(served, settings.batching), group=group
-    )
+    return create_app(replace(settings, preload=True), load=lambda served: load_share(served, settings), group=group)

@@ -145,6 +145,7 @@ class ServerSettings:
     on: str = ""  # a cluster; nothing: this process
     replicas: int = 1
     tensor_parallel: int = 1  # processes that the model lies over
+    whole_experts: bool = False  # each of them has some of the experts, instead of some columns of each
     access: Access = Access()
     batching: Batching = Batching()
     limits: Limits = Limits()
@@ -165,6 +166,8 @@ class ServerSettings:
             raise BadInput(f"{self.replicas} replicas without a cluster to have them on: say --on ray")
         if self.tensor_parallel > 1:
             self._check_group()
+        elif self.whole_experts:
+            raise BadInput("--whole-experts says how experts lie over processes: give --tensor-parallel as well")
         if not loopback(self.host) and not self.access.keys and not self.access.allow_open:
             raise BadInput(
                 f"host {self.host}: other machines could reach this server, and no API key is set. "
@@ -263,6 +266,13 @@ OPTIONS = (
         "with --on ray, N processes of the cluster for each replica, without torchrun",
         1,
         4096,
+    ),
+    Option(
+        "whole_experts",
+        "",
+        "whole_experts",
+        bool,
+        "with --tensor-parallel: each process has some of the experts, not some columns of each",
     ),
     Option("api_key", "access", "keys", tuple, "a key that requests must bear; may be given again"),
     Option("allow_open", "access", "allow_open", bool, "serve other machines without a key"),

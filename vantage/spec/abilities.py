@@ -44,6 +44,19 @@ class SpreadsExperts(Protocol):
         ...
 
 
+@runtime_checkable
+class DividesExperts(Protocol):
+    """The config of a feed-forward layer with experts, of which a process may have some whole and see all tokens."""
+
+    @property
+    def count(self) -> int: ...
+
+    def with_experts(self, first: int, count: int, ranks: int, width: int) -> Any:
+        """What one of so many processes has that holds these; all that is no expert is divided as columns are. The sum
+        of what the processes give is what the layer gives."""
+        ...
+
+
 class TokenExchange(Protocol):
     """How rows come to the processes that have their experts, and back."""
 

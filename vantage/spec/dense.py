@@ -15,7 +15,8 @@ class Dense:
 
     ``value``: the tensor, or how that of some queries is made, which is done when a kernel asks for them. ``form``: how
     to work out what the bias is to a kernel that does not ask (spec/forms.py). ``chosen``: the keys that each query
-    attends to, where the bias is -inf at all others (spec/chosen.py).
+    attends to, where the bias is -inf at all others (spec/chosen.py). ``pairwise``: each number is of its own query and
+    key alone, whatever other keys there are, so that it may be made for some of them.
     """
 
     def __init__(
@@ -23,8 +24,9 @@ class Dense:
         value: Tensor | Callable[[slice], Tensor],
         form: Callable[[], Any] | None = None,
         chosen: Any = None,
+        pairwise: bool = False,
     ):
-        self._value, self._make_form, self.chosen = value, form, chosen
+        self._value, self._make_form, self.chosen, self.pairwise = value, form, chosen, pairwise
         self._form: Any = None
 
     @property

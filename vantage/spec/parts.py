@@ -93,9 +93,15 @@ class BiasInputs(NamedTuple):
             own=tuple(stream[:, :, cut] for stream in self.own),
         )
 
-    def dense(self, whole: Callable[[BiasInputs], Tensor], form: Callable[[], Any] | None = None) -> Dense:
+    def dense(
+        self,
+        whole: Callable[[BiasInputs], Tensor],
+        form: Callable[[], Any] | None = None,
+        *,
+        pairwise: bool = False,
+    ) -> Dense:
         """A bias that is made of such inputs, for as many queries at once as a kernel wants."""
-        return Dense(lambda cut: whole(self.of_queries(cut)), form)
+        return Dense(lambda cut: whole(self.of_queries(cut)), form, pairwise=pairwise)
 
 
 class ScoreBias(Protocol):
@@ -202,6 +208,12 @@ class View(NamedTuple):
     streams: tuple[Tensor, ...] = ()  # what else is kept, (B, heads, S, width)
     own: tuple[Tensor, ...] = ()  # the same of the tokens of this pass alone
     selected: Selected | None = None  # of a cache that forgets
+    widest: int | None = None  # where other processes have more keys: how many the one with most of them has
+
+    @property
+    def keys(self) -> int:
+        """How many to reckon with: the same in all processes, so that they choose the same way to compute."""
+        return self.k.shape[2] if self.widest is None else self.widest
 
     def unobserved(self) -> View:
         """For layers that read another's keys: what is forgotten goes by the weights of the layer that made them."""

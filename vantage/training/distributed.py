@@ -7,6 +7,7 @@ examples' numbers, so each process makes its own rows of it and nothing is sent 
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -140,9 +141,19 @@ def mesh_of(device: str, rows: int, parallel: ParallelSettings) -> ProcessMesh:
 
     shape = (rows // parallel.experts, parallel.experts, parallel.context, parallel.tensor)
     mesh = init_device_mesh(device, shape, mesh_dim_names=AXES)
-    # torch has no public way to take several axes for one
-    shards = mesh["data", "experts", "context"]._flatten("shards")
-    return ProcessMesh(mesh, shards, mesh["data", "context"]._flatten("expert_shards"))
+    shards = _as_one(mesh, "data", "experts", "context", name="shards")
+    return ProcessMesh(mesh, shards, _as_one(mesh, "data", "context", name="expert_shards"))
+
+
+def _as_one(mesh: DeviceMesh, *axes: str, name: str) -> DeviceMesh:
+    """Several axes as one. A mesh of the same processes whose last axis they are: flattening one is not public."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    together = [AXES.index(axis) for axis in axes]
+    apart = [dim for dim in range(len(AXES)) if dim not in together]
+    ranks = mesh.mesh.permute(*apart, *together)
+    ranks = ranks.reshape(-1, math.prod(ranks.shape[len(apart) :])).contiguous()
+    return DeviceMesh(mesh.device_type, ranks, mesh_dim_names=("others", name))[name]
 
 
 def blocks_of(learner: nn.Module) -> list[nn.Module]:
