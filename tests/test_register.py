@@ -207,6 +207,25 @@ def test_a_plain_file_is_named(file, tmp_path):
     assert "there is no file" in wrong.stderr
 
 
+def test_a_file_in_the_folder_where_the_command_runs(file, tmp_path):
+    """``python -m`` has that folder on its path, so Python finds the file as a module by itself."""
+    mine = tmp_path / "my_parts.py"
+    mine.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    listed = "from vantage.position import ENCODINGS; print('fading' in ENCODINGS)"
+    assert good(run(tmp_path, "-c", listed, VANTAGE_PARTS="my_parts.py")) == "True\n"
+
+
+@pytest.mark.parametrize(("name", "says"), [("my-parts", "is no Python name"), ("json", "would hide another module")])
+def test_a_file_that_cannot_be_a_module_of_its_name(file, tmp_path, name, says):
+    path = tmp_path / "elsewhere" / f"{name}.py"
+    path.parent.mkdir()
+    path.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    refused = run(tmp_path, "-m", "vantage", "check", "--parts", str(path))
+    assert refused.returncode == 2
+    assert says in refused.stderr
+    assert repr(name) in refused.stderr
+
+
 # ---- in this process
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vantage.cache import ROUNDING, CacheKind, ModelCache, make_cache
 from vantage.errors import BadInput, Refused
 from vantage.kernels import chooser
-from vantage.model.assemble import assemble_blocks, assemble_embedding, assemble_last_norm
+from vantage.model.assemble import assemble_blocks, assemble_embedding, assemble_last_norm, check_buffers
 from vantage.model.ends import Unembed
 from vantage.model.layer_caches import LayerCaches, cache_plans
 from vantage.model.lowered import NATIVE, WholeSteps
@@ -59,6 +59,7 @@ class Model(nn.Module):
         )
         # for who wants one vector a row: model.pooler(model.hidden(tokens))
         self.pooler = NoPooler() if spec.pooler is None else spec.pooler.build(spec.width, spec.width)
+        check_buffers(self)
 
     @property
     def kernel(self) -> str | Kernel:

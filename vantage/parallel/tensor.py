@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vantage.errors import Refused
-from vantage.model import Model, empty_model
+from vantage.model import Model, empty_model, fit_buffers
 from vantage.model.linear import replace_module
 from vantage.parallel.head_probe import check_heads
 from vantage.parallel.parameter_cut import ParameterCut, parameter_cuts, sublayers
@@ -182,6 +182,7 @@ def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int) 
 def with_companions(model: Model, other: Model) -> Model:
     """The model, with what stands beside the parameters of another one that is the same."""
     model.tokenizer, model.config, model.image_processor = other.tokenizer, other.config, other.image_processor
+    fit_buffers(model, other.dtype, other.device)
     return model.train(other.training)
 
 
