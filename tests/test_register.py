@@ -113,6 +113,8 @@ with running(Path("studio")) as studio, studio.http() as http:
     assert built.status_code == 200, built.text
     assert "import mine.encoding" in built.json()["code"] and "fading" in built.json()["toml"], built.text
     exec(built.json()["code"], {})
+    built = http.post("/studio/api/build", json={"settings": small | {"position": {"name": "fading"}}})
+    assert "import mine.encoding" in built.json()["code"], built.text  # by its name alone
     assert "halved" in http.get("/studio/api/build/choices").json()["attentions"]
     built = http.post("/studio/api/build", json={"settings": small | {"attention": "halved"}})
     assert built.status_code == 200, built.text
@@ -202,6 +204,13 @@ def test_a_plain_file_is_named(file, tmp_path):
     assert refused.returncode == 2
     assert "'my_parts:Fading' is a part from outside" in refused.stderr
     good(run(tmp_path, *cost[:2], "--parts", str(file), *cost[2:]))
+    settings = SETTINGS.replace('task = "last-symbol"', 'task = "copy"').replace(
+        '{is = "halved", heads = 2}', '"grouped"'
+    )
+    (tmp_path / "run.toml").write_text(settings)
+    ask = good(run(tmp_path, "-m", "vantage", "train", "run.toml", "--parts", str(file))).splitlines()[-1]
+    assert ask.startswith("ask it: vantage generate ")
+    assert ask.endswith(f" --parts {file}")
     wrong = run(tmp_path, *cost[:2], "--parts", "nowhere.py", *cost[2:])
     assert wrong.returncode == 2
     assert "there is no file" in wrong.stderr
