@@ -22,6 +22,7 @@ from vantage.kernels.gpu import (
     count_operators,
     distance_backward,
     distance_forward,
+    distance_gradients,
     distance_operators,
     forward,
     hopper,
@@ -143,8 +144,8 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
         (distance_forward.attend_by_distance, "attend"),
         (distance_backward.query_gradients, "queries"),
         (distance_backward.key_gradients, "keys"),
-        (distance_backward.distance_gradients, "distances"),
-        (distance_backward.kept_distance_gradients, "kept"),
+        (distance_gradients.distance_gradients, "distances"),
+        (distance_gradients.kept_distance_gradients, "kept"),
     ):
         shape = distance_operators._shape(q, q, p, forward=name == "attend")
         warps, stages = shape["num_warps"], shape["num_stages"]
