@@ -92,8 +92,10 @@ def in_pieces(
     source: EncoderOutput | None,
     types: Tensor | None,
     images: ImageTokens | None,
+    watch: Any,
 ) -> Iterator[tuple[Any, ...]]:
-    """Passes as wide as the cache takes them, each as (tokens, positions, cache, mask, length, source, types, images).
+    """Passes as wide as the cache takes them, each as (tokens, positions, cache, mask, length, source, types, images,
+    watch).
 
     How wide the next one is, is asked when it is taken: the one before must have run by then. A piece is kept, or none
     of it.
@@ -104,5 +106,5 @@ def in_pieces(
         piece = None if types is None else types[:, at : at + width]
         seen = None if images is None else images.narrow(at, width)
         part = tokens[:, at : at + width]
-        yield part, rest.narrow(0, width), cache, None, None, None if at else source, piece, seen
+        yield part, rest.narrow(0, width), cache, None, None, None if at else source, piece, seen, watch
         at += width

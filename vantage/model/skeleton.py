@@ -51,7 +51,7 @@ def _only_buffers() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(without_memory)
+    hook = register_module_parameter_registration_hook(without_memory)  # pyright: ignore[reportArgumentType] (it may return one)
     try:
         with _NoInit(), torch.random.fork_rng(devices=[]):
             yield

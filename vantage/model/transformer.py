@@ -218,8 +218,8 @@ class Model(nn.Module):
         check_source(memory, cache, len(tokens), reads=self.encoder is not None)
         check_images(images, pos, reads=self.vision is not None)
         if cache is not None and cache.widest(pos) < pos.shape[1]:
-            pieces = in_pieces(tokens, pos, cache, memory, types, images)
-            return torch.cat([self._hidden(*inputs, watch) for inputs in pieces], 1)
+            pieces = in_pieces(tokens, pos, cache, memory, types, images, watch)
+            return torch.cat([self._hidden(*inputs) for inputs in pieces], 1)
         if cache is None and watch is None and self.whole_steps.prefers(self):
             cache = self._one_pass(pos)
         with contextlib.nullcontext() if cache is None else cache.step(pos):
