@@ -73,3 +73,11 @@ def fit_buffers(model: nn.Module, dtype: torch.dtype, device: torch.device | str
     """Put buffers where the weights are, and floating ones in their dtype, as ``model.to`` does."""
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device=device, dtype=dtype if buffer.is_floating_point() else None)
+
+
+def parameter_names(model: nn.Module) -> dict[str, list[str]]:
+    """For every parameter all its names, by the first: a tied head is the embedding under another one."""
+    by_id: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        by_id.setdefault(id(p), []).append(name)
+    return {names[0]: names for names in by_id.values()}

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vantage.errors import Refused
-from vantage.model import Model, empty_model, fit_buffers
+from vantage.model import Model, empty_model, fit_buffers, parameter_names
 from vantage.model.linear import replace_module
 from vantage.parallel.head_probe import check_heads
 from vantage.parallel.parameter_cut import ParameterCut, parameter_cuts, sublayers
@@ -190,11 +190,8 @@ def put_parameters(
     model: nn.Module, values: Mapping[str, Tensor], wrap: Callable[[Tensor], Any] = nn.Parameter
 ) -> None:
     """Put these where a model without weights has parameters of their names, tied ones everywhere."""
-    aliases: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(p), []).append(name)
-    for names in aliases.values():
-        parameter = wrap(values[names[0]].contiguous())
+    for first, names in parameter_names(model).items():
+        parameter = wrap(values[first].contiguous())
         for name in names:
             owner, _, last = name.rpartition(".")
             setattr(model.get_submodule(owner), last, parameter)

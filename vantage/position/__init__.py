@@ -74,14 +74,14 @@ __all__ = [
     "t5_bucket",
 ]
 
-MAX_LENGTH = 64  # a max_length for encodings of which only the parts are looked at
+LONG = 64  # a max_length for encodings of which only the parts are looked at
 
 
 def components(entry: Entry[Encoding]) -> dict[str, tuple[type, ...]]:
     """Which classes stand in a spec for this encoding, by the place where they act."""
     if entry.components is not None:
         return dict(entry.components)
-    parts = entry.make(MAX_LENGTH).parts(causal=True)
+    parts = entry.make(LONG).parts(causal=True)
     single = {"bias": parts.bias, "value_bias": parts.value_bias, "sampler": parts.sampler}
     places = {"inputs": parts.inputs, "qk": parts.qk} | {
         place: () if part is None else (part,) for place, part in single.items()
