@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from vantage.cli.main import main
-from vantage.cluster import BY_CHANCE, TRIES, address_of, joined
+from vantage.cluster import MAX_ATTEMPTS, TRANSIENT_ERROR, address_of, joined
 from vantage.compare.results import FILE
 from vantage.errors import BadInput, Refused
 from vantage.serve.on_ray import cores_each
@@ -54,7 +54,9 @@ def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch, capsys
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("fails", "with_", "asked"), [(1, BY_CHANCE, 2), (TRIES, BY_CHANCE, TRIES), (1, "no", 1)])
+@pytest.mark.parametrize(
+    ("fails", "with_", "asked"), [(1, TRANSIENT_ERROR, 2), (MAX_ATTEMPTS, TRANSIENT_ERROR, MAX_ATTEMPTS), (1, "no", 1)]
+)
 def test_a_client_that_fails_by_chance_is_tried_again(fails, with_, asked, monkeypatch, capsys):
     """Ray's own fault, which comes and goes; so somebody has to play its part."""
     calls: list[str] = []

@@ -113,6 +113,8 @@ with running(Path("studio")) as studio, studio.http() as http:
     assert built.status_code == 200, built.text
     assert "import mine.encoding" in built.json()["code"] and "fading" in built.json()["toml"], built.text
     exec(built.json()["code"], {})
+    built = http.post("/studio/api/build", json={"settings": small | {"position": {"name": "fading"}}})
+    assert "import mine.encoding" in built.json()["code"], built.text  # by its name alone
     assert "halved" in http.get("/studio/api/build/choices").json()["attentions"]
     built = http.post("/studio/api/build", json={"settings": small | {"attention": "halved"}})
     assert built.status_code == 200, built.text
@@ -202,9 +204,35 @@ def test_a_plain_file_is_named(file, tmp_path):
     assert refused.returncode == 2
     assert "'my_parts:Fading' is a part from outside" in refused.stderr
     good(run(tmp_path, *cost[:2], "--parts", str(file), *cost[2:]))
+    settings = SETTINGS.replace('task = "last-symbol"', 'task = "copy"').replace(
+        '{is = "halved", heads = 2}', '"grouped"'
+    )
+    (tmp_path / "run.toml").write_text(settings)
+    ask = good(run(tmp_path, "-m", "vantage", "train", "run.toml", "--parts", str(file))).splitlines()[-1]
+    assert ask.startswith("ask it: vantage generate ")
+    assert ask.endswith(f" --parts {file}")
     wrong = run(tmp_path, *cost[:2], "--parts", "nowhere.py", *cost[2:])
     assert wrong.returncode == 2
     assert "there is no file" in wrong.stderr
+
+
+def test_a_file_in_the_folder_where_the_command_runs(file, tmp_path):
+    """``python -m`` has that folder on its path, so Python finds the file as a module by itself."""
+    mine = tmp_path / "my_parts.py"
+    mine.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    listed = "from vantage.position import ENCODINGS; print('fading' in ENCODINGS)"
+    assert good(run(tmp_path, "-c", listed, VANTAGE_PARTS="my_parts.py")) == "True\n"
+
+
+@pytest.mark.parametrize(("name", "says"), [("my-parts", "is no Python name"), ("json", "would hide another module")])
+def test_a_file_that_cannot_be_a_module_of_its_name(file, tmp_path, name, says):
+    path = tmp_path / "elsewhere" / f"{name}.py"
+    path.parent.mkdir()
+    path.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    refused = run(tmp_path, "-m", "vantage", "check", "--parts", str(path))
+    assert refused.returncode == 2
+    assert says in refused.stderr
+    assert repr(name) in refused.stderr
 
 
 # ---- in this process

@@ -19,12 +19,12 @@ from vantage.errors import BadInput, Refused
 HERE = "ray"
 CLIENT_PORT = 10001  # where a cluster takes clients, unless its owner says otherwise
 ANSWER_S = 10.0  # for a cluster to be reached in
-TRIES = 3
+MAX_ATTEMPTS = 3
 # Ray starts a process for each client from a process that serves gRPC. Between fork and exec, gRPC's own handler may
 # find its descriptors gone and abort: once in some 25 starts of a test without Ray, by how busy its threads are. With
 # GRPC_ENABLE_FORK_SUPPORT=0 there is no such handler, but that is for whoever starts the head of the cluster to say.
-BY_CHANCE = "Starting Ray client server failed"
-CURE = "GRPC_ENABLE_FORK_SUPPORT=0"
+TRANSIENT_ERROR = "Starting Ray client server failed"
+WORKAROUND = "GRPC_ENABLE_FORK_SUPPORT=0"
 STORE_BYTES = 200 * 2**20  # of the object store of a Ray that is started here: only small things pass through it
 
 
@@ -94,7 +94,7 @@ def _join(ray: Any, address: str | None) -> bool:
     configured = os.environ.get("RAY_ADDRESS")
     if address is None and configured == "local":  # Ray's word for one of one's own
         return False
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(MAX_ATTEMPTS)):
         try:
             if named := address or configured:
                 _check_reachable(named)
@@ -102,10 +102,10 @@ def _join(ray: Any, address: str | None) -> bool:
         except (ConnectionError, OSError, RuntimeError, ValueError) as e:
             if address is None and not configured:
                 return False
-            if left and BY_CHANCE in str(e):
+            if left and TRANSIENT_ERROR in str(e):
                 sys.stderr.write(
                     f"vantage: {address or configured}: the process that Ray starts for a client was aborted by gRPC; "
-                    f"trying again (start the head of the cluster with {CURE} and it will not be)\n"
+                    f"trying again (start the head of the cluster with {WORKAROUND} and it will not be)\n"
                 )
                 continue
             why = " ".join(str(e).split())[:300]

@@ -51,8 +51,8 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-NEAR = 0.6  # how like a known name a mistyped one is before it is suggested (difflib's ratio)
-SHOWN = 64  # letters of a wrong name that a message shows
+MIN_SIMILARITY = 0.6  # how like a known name a mistyped one is before it is suggested (difflib's ratio)
+MAX_SHOWN = 64  # letters of a wrong name that a message shows
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
@@ -60,7 +60,7 @@ def nearest(name: object, known: Iterable[str]) -> str | None:
     import difflib  # only a wrong name needs it
 
     names = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(str(name)[:SHOWN].lower(), names, 1, NEAR)
+    near = difflib.get_close_matches(str(name)[:MAX_SHOWN].lower(), names, 1, MIN_SIMILARITY)
     return names[near[0]] if near else None
 
 
@@ -73,5 +73,5 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that nothing of this kind has: the nearest known name, and all of them."""
     known = list(known)
-    shown = repr(name) if len(repr(name)) <= SHOWN else repr(name)[: SHOWN - 3] + "..."
+    shown = repr(name) if len(repr(name)) <= MAX_SHOWN else repr(name)[: MAX_SHOWN - 3] + "..."
     return f"no {kind} is called {shown}.{did_you_mean(name, known)} There are: {', '.join(known) or 'none'}"

@@ -15,7 +15,7 @@ from vantage.cache import facts, grouped
 from vantage.cache.codecs import PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.dump import DumpReader, LedgerDump
-from vantage.cache.grouped import LEAST, Grouped, Grouping
+from vantage.cache.grouped import MIN_CAPACITY, Grouped, Grouping
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.kinds.kivi import KiviCache
 from vantage.cache.kivi import KiviCodec
@@ -255,14 +255,14 @@ def test_forked_reordered_and_saved(at, tmp_path):
 @torch.no_grad()
 def test_rows_grow():
     m = model()
-    tokens = torch.randint(19, (1, 2 * LEAST + 9), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(19, (1, 2 * MIN_CAPACITY + 9), generator=torch.Generator().manual_seed(2))
     cache = m.new_cache(1, kind=KIND)
-    whole = run(m, cache, tokens, (2 * LEAST + 9,))
-    fixed = m.new_cache(1, kind=KIND, capacity=2 * LEAST + 9)
-    close(run(m, fixed, tokens, (LEAST, LEAST + 9)), whole)
+    whole = run(m, cache, tokens, (2 * MIN_CAPACITY + 9,))
+    fixed = m.new_cache(1, kind=KIND, capacity=2 * MIN_CAPACITY + 9)
+    close(run(m, fixed, tokens, (MIN_CAPACITY, MIN_CAPACITY + 9)), whole)
     with pytest.raises(CacheError, match="this cache is full: it has 137 places and 138 tokens"):
         m(tokens[:, :1], cache=fixed)
-    need = LedgerNeed(1, None, 2 * LEAST + 9)
+    need = LedgerNeed(1, None, 2 * MIN_CAPACITY + 9)
     plans = [LayerPlan.of(shape, mask) for shape, mask in m.spec.caches]
     assert fixed.bytes == sum(KIND.bytes(plan, need, F64) for plan in plans)
 

@@ -13,7 +13,7 @@ from transformers.integrations.gguf.dequant import dequantize as their_dequantiz
 
 import vantage as vt
 from tests.checkpoints import tiny
-from vantage.checkpoints.gguf import AT_ONCE, GGUF, KINDS
+from vantage.checkpoints.gguf import CHUNK_NUMBERS, GGUF, KINDS
 from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.errors import CheckpointError
 from vantage.model.packed import packed_weights
@@ -40,7 +40,7 @@ def test_every_kind_of_tensor_is_dequantised_like_the_gguf_package_does_it(kind,
     """Over the length of a slice, so that the seams are seen as well."""
     rng, (block, _) = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[kind]
     columns = 256
-    rows = AT_ONCE // columns + 5
+    rows = CHUNK_NUMBERS // columns + 5
     if block == 1:
         raw = gguf.quantize(rng.normal(size=(rows, columns)).astype(np.float32), kind)
     else:

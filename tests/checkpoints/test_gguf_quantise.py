@@ -80,7 +80,7 @@ def test_one_large_weight_among_zeros(kind):
 def test_blocks_do_not_depend_on_each_other_nor_on_the_slices(kind, monkeypatch):
     x = weights(6, 512, seed=2)
     whole = quantise(x, kind)
-    monkeypatch.setattr("vantage.checkpoints.gguf_quantise.AT_ONCE", 512)
+    monkeypatch.setattr("vantage.checkpoints.gguf_quantise.CHUNK_WEIGHTS", 512)
     assert torch.equal(quantise(x, kind), whole)
     assert torch.equal(torch.cat([quantise(row, kind) for row in x.split(1)]), whole)
     assert torch.equal(quantise(x.view(2, 3, 512), kind).view(6, -1), whole)

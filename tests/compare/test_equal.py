@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vantage.compare.entries import ModelShape, section
-from vantage.compare.equal import NEAR, hidden_of, matched, parameters
+from vantage.compare.equal import TOLERANCE, hidden_of, matched, parameters
 from vantage.compare.experiment import Experiment
 from vantage.compare.setups import notes
 from vantage.errors import BadInput
@@ -21,11 +21,11 @@ def test_counts_are_equal_and_only_the_feed_forward_layers_differ():
     vocab = experiment.vocab("ordering")
     sections = [experiment.section(*entry) for entry in experiment.entries()]
     counts = [sum(p.numel() for p in build(section.spec(vocab), seed=0).parameters()) for section in sections]
-    assert (max(counts) - min(counts)) / max(counts) <= NEAR
+    assert (max(counts) - min(counts)) / max(counts) <= TOLERANCE
     before = [plain.section(*entry) for entry in plain.entries()]
     apart = [parameters(section, vocab) for section in before]
     assert (max(apart) - min(apart)) / max(apart) > 0.05
-    assert max(counts) == pytest.approx(max(apart), rel=NEAR)
+    assert max(counts) == pytest.approx(max(apart), rel=TOLERANCE)
     for made, was in zip(sections, before, strict=True):
         assert replace(made, ffn=was.ffn) == was
         assert hidden_of(made) >= hidden_of(was)

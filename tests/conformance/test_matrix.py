@@ -7,12 +7,14 @@ In `make test` every part with every kernel and every cache, and some of the oth
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from tests.sampling import draw, holding, marks
 from vantage.conformance.covering import combinations, cover, reachable
@@ -150,6 +152,10 @@ def test_a_report_counts_and_says_what_failed(monkeypatch):
     good = run_matrix(strength=1, filter="alibi")
     assert good.ok
     assert good.to_json()["ok"]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(good.table())
+    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(any(line.split()[1:2] == [kind] for line in shown) for kind in factors()["cache"])  # none is cut off
     monkeypatch.setattr(Window, "reach", lambda self: self.n - 1)
     bad = run_matrix(strength=2, filter="/window/ring/reference/r")
     assert not bad.ok

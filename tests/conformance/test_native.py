@@ -52,7 +52,7 @@ def test_whole_steps_equal_the_reference(cell, monkeypatch):
         return run(self, call)
 
     monkeypatch.setattr(Native, "run", counted)
-    monkeypatch.setattr("vantage.model.lowered.run.FEW", 1000)  # many rows as well, whatever is faster
+    monkeypatch.setattr("vantage.model.lowered.run.MAX_OWN_PRODUCT_ROWS", 1000)  # many rows as well, whatever is faster
     assert run_cell(cell, torch.float32, head_dim=16) <= TOLERANCE[torch.float32]
     # Padding goes through torch, and so do ALiBi's distances where rows are of unequal length.
     padded = cell[5] == "fork" and cell[3] != "paged"

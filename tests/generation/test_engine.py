@@ -14,7 +14,7 @@ from tests.generation.scenario import Ask, alone, asks, bits, counted, emptied, 
 from tests.generation.test_stops import by_bytes
 from vantage.errors import BadInput, Refused
 from vantage.generation import Engine, Picker, QueueFull, Sampling, Stop
-from vantage.generation.block_memory import KEPT
+from vantage.generation.block_memory import MAX_PREFIXES
 from vantage.spec.masks import Causal, Prefix
 
 SMALL = {"block": 4, "chunk": 8}
@@ -266,10 +266,10 @@ def test_windowed_layers_let_go_of_what_nobody_will_see_where_prefixes_are_not_s
 
 def test_a_cache_that_grows_keeps_a_bounded_number_of_prefixes():
     engine = Engine(own("plain"), **SMALL)
-    for i in range(KEPT + 6):
+    for i in range(MAX_PREFIXES + 6):
         engine.submit(prompt(6, seed=i), max_tokens=1)
     engine.run()
-    assert engine.stats.prefixes == KEPT
+    assert engine.stats.prefixes == MAX_PREFIXES
     emptied(engine)
 
 

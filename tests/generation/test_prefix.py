@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cache.helpers import Oracle, paged, ragged, run
-from vantage.generation.prefix import GHOSTS, Prefixes, PrefixLeaf, PrefixTree
+from vantage.generation.prefix import MAX_GHOSTS, Prefixes, PrefixLeaf, PrefixTree
 
 KEY = (None, None)
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), max_size=12)
@@ -78,9 +78,9 @@ def test_a_prefix_whose_blocks_are_all_in_use_stays_unless_it_must_go():
 def test_evicted_prefixes_are_remembered_for_a_while():
     parent = paged(1, None)
     prefixes = Prefixes()
-    for i in range(GHOSTS + 5):
+    for i in range(MAX_GHOSTS + 5):
         prefixes.keep(KEY, [i, i, i], filled(parent, 3))
         assert prefixes.evict()
-    assert prefixes.find(KEY, [GHOSTS + 4] * 4)[0] == (0, "evicted")
+    assert prefixes.find(KEY, [MAX_GHOSTS + 4] * 4)[0] == (0, "evicted")
     assert prefixes.find(KEY, [0, 0, 0])[0] == (0, "differs at token 0")  # long ago
-    assert len(prefixes._ghost_order) == GHOSTS
+    assert len(prefixes._ghost_order) == MAX_GHOSTS

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from vantage.checkpoints.tokenizer import About, Tokenizer
 from vantage.errors import BadInput
-from vantage.generation.stops import HALF, AnswerText, Detokeniser, Stop, StopWatcher
+from vantage.generation.stops import REPLACEMENT, AnswerText, Detokeniser, Stop, StopWatcher
 
 
 def by_bytes():
@@ -58,7 +58,7 @@ def test_pieces_are_whole_characters_and_make_the_text(tokenizer, text):
     watcher = Detokeniser(tokenizer)
     pieces = shown(watcher, tokens)
     assert "".join(pieces) + watcher.flush() == tokenizer.decode(tokens)
-    assert not any(HALF in piece for piece in pieces)
+    assert not any(REPLACEMENT in piece for piece in pieces)
 
 
 @given(tokens=st.lists(st.integers(0, 255), max_size=10))
@@ -79,7 +79,7 @@ def test_a_character_comes_with_its_last_byte():
     assert shown(watcher, tokenizer.encode("a😀b")) == ["a", "", "", "", "😀", "b"]
     half = tokenizer.encode("😀")[:2]
     assert shown(watcher, half) == ["", ""]
-    assert HALF in watcher.flush()
+    assert REPLACEMENT in watcher.flush()
     assert watcher.flush() == ""
 
 

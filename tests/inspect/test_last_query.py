@@ -102,7 +102,7 @@ def test_of_the_same_keys_the_weights_are_those_of_the_reference(form: str):
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("chunks", [[97, 1, 1, 1], [60, 40]], ids=["steps", "a prompt"])
 def test_watching_changes_no_bit(chunks: list[int], bits: int | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lowered_run, "FEW", 10**6)  # the prompt runs natively as well
+    monkeypatch.setattr(lowered_run, "MAX_OWN_PRODUCT_ROWS", 10**6)  # the prompt runs natively as well
     model, tokens = built(), torch.randint(50, (2, 100))
     if bits is not None:
         quantise(model, bits)

@@ -112,7 +112,7 @@ def test_layers_that_read_the_keys_of_others_are_swept_too() -> None:
 def test_a_sweep_in_several_batches_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     clean, corrupted = tokens(N, seed=1), tokens(N, seed=2)
     at_once = patch(model(), clean, corrupted, activation="heads", **TWO)
-    monkeypatch.setattr("vantage.interventions.sweeps.AT_ONCE", 2 * N)
+    monkeypatch.setattr("vantage.interventions.sweeps.MAX_BATCH_TOKENS", 2 * N)
     torch.testing.assert_close(patch(model(), clean, corrupted, activation="heads", **TWO).values, at_once.values)
 
 

@@ -22,6 +22,7 @@ from vantage.kernels.gpu import (
     count_operators,
     distance_backward,
     distance_forward,
+    distance_gradients,
     distance_operators,
     forward,
     hopper,
@@ -143,8 +144,8 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
         (distance_forward.attend_by_distance, "attend"),
         (distance_backward.query_gradients, "queries"),
         (distance_backward.key_gradients, "keys"),
-        (distance_backward.distance_gradients, "distances"),
-        (distance_backward.kept_distance_gradients, "kept"),
+        (distance_gradients.distance_gradients, "distances"),
+        (distance_gradients.kept_distance_gradients, "kept"),
     ):
         shape = distance_operators._shape(q, q, p, forward=name == "attend")
         warps, stages = shape["num_warps"], shape["num_stages"]
@@ -170,7 +171,7 @@ def compile_counts(capability: int, dtype: torch.dtype, width: int) -> dict[str,
     operators.turns_tiles_in_memory = lambda device: capability == 100
     p = plan(COUNTS)._replace(block=operators.block_for(q, q, counts=True))
     how = count_operators._constants(q, q[:, :1], q, p, [1.0, 0.0, 1.0, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
-    how |= {"KEPT": count_operators.KEPT, "P_TILE": 64, "ROWS": 32, "LEARNED": True, "HAS_SINKS": True}
+    how |= {"KEPT": count_operators.KEPT_TILES, "P_TILE": 64, "ROWS": 32, "LEARNED": True, "HAS_SINKS": True}
     warps, used = operators.warps(q, q), {}
     for kernel, stages in (
         (count_forward.attend_by_count, operators.stages(q, q, p, 1)),

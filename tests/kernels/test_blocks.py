@@ -186,7 +186,7 @@ def test_twice_the_length_takes_no_more_than_twice_the_memory(part, train, monke
     """Sizes from which blocks run are made small, so that a test can go there."""
     monkeypatch.setitem(query_blocks.CELLS, "cpu", 2**17)
     for module in (select, chosen):
-        monkeypatch.setattr(module, "AT_EASE", 2**12)
+        monkeypatch.setattr(module, "CHEAP_MASK_SIZE", 2**12)
     model = vt.build(PARTS[part]()).train(train)
 
     def once(length: int) -> Tensor:

@@ -42,7 +42,7 @@ def test_it_is_the_reference_on_a_gpu(case, dtype):
 def test_sums_that_are_not_kept_are_worked_out_again(monkeypatch):
     from vantage.kernels.gpu import count_operators
 
-    monkeypatch.setattr(count_operators, "KEPT", 2)
+    monkeypatch.setattr(count_operators, "KEPT_TILES", 2)
     check(Case("counts", T=90, S=90, width=60), torch.float32)
 
 

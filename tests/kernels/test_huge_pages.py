@@ -29,7 +29,7 @@ def in_huge_pages(memory: torch.Tensor) -> int:
 
 @pytest.mark.skipif(not SWITCH.exists() or "[never]" in SWITCH.read_text(), reason="this system gives none")
 def test_pages_are_exchanged_and_hold_what_they_held(monkeypatch):
-    monkeypatch.setattr(huge_pages, "AFTER", 0.05)
+    monkeypatch.setattr(huge_pages, "IDLE_S", 0.05)
     memory = torch.arange(5 * HUGE_PAGE // 4, dtype=torch.int32)
     if huge_pages._advise(*huge_pages._whole(memory, HUGE_PAGE)[:1], HUGE_PAGE, huge_pages.COLLAPSE) is False:
         pytest.skip("this Linux cannot do it on request")
@@ -43,7 +43,7 @@ def test_pages_are_exchanged_and_hold_what_they_held(monkeypatch):
 
 def test_it_waits_until_nothing_has_come_for_a_while(monkeypatch):
     asked = []
-    monkeypatch.setattr(huge_pages, "AFTER", 0.2)
+    monkeypatch.setattr(huge_pages, "IDLE_S", 0.2)
     monkeypatch.setattr(huge_pages, "_advise", lambda *what: asked.append((time.monotonic(), *what)) or True)
     exchange = PageExchange()
     begun = time.monotonic()

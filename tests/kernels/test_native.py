@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.kernels.native import FEW, Format, Native, WeightMemory, built_ahead, matrix, native
+from vantage.kernels.native import MAX_ROWS_AS_ONE, Format, Native, WeightMemory, built_ahead, matrix, native
 from vantage.kernels.native.build import CannotBuild, compile_to, find_compiler
 from vantage.model.packed import PACKED_TYPES, Packed, PackedLinear, PackedTable, PackedWeight
 
@@ -209,7 +209,7 @@ def test_fast_products_of_many_rows_err_by_8_bits(kind: str, m: int):
     weight = packed(kind, 100, inputs_of(kind, 3))
     x, dense = torch.randn(m, weight.inputs), weight.unpack()
     exact, fast = backend.linear(weight.matrix(), x), backend.linear(weight.matrix(), x, fast=True)
-    differs = m > FEW and backend.has_fast(weight.matrix())
+    differs = m > MAX_ROWS_AS_ONE and backend.has_fast(weight.matrix())
     assert torch.equal(fast, exact) != differs
     off = (fast - x.double() @ dense.double().T).abs()
     assert (off <= 1e-5 * (1 + exact.abs()) + rounding(x, dense) * (32767 / 127 if differs else 1)).all()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 def everywhere(monkeypatch: pytest.MonkeyPatch):
     """On any processor, and for small products."""
     monkeypatch.setattr(product, "AMD", True)
-    monkeypatch.setattr(product, "LARGE", 100)
+    monkeypatch.setattr(product, "MIN_MULTIPLY_ADDS", 100)
 
 
 def tensors(*shape: int, bias: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -95,9 +95,9 @@ def test_where_it_is_not_taken(monkeypatch: pytest.MonkeyPatch):
         assert linear(x, weight, b).dtype == torch.bfloat16
     stacked = torch.func.vmap(lambda w: linear(x, w, None))(torch.stack((weight, weight)))
     torch.testing.assert_close(stacked[1], F.linear(x, weight))
-    monkeypatch.setattr(product, "LARGE", 7 * 16 * 12 + 1)
+    monkeypatch.setattr(product, "MIN_MULTIPLY_ADDS", 7 * 16 * 12 + 1)
     assert not taken(linear(x, weight, b))
-    monkeypatch.setattr(product, "LARGE", 7 * 16 * 12)
+    monkeypatch.setattr(product, "MIN_MULTIPLY_ADDS", 7 * 16 * 12)
     assert taken(linear(x, weight, b))
     monkeypatch.setattr(product, "AMD", False)
     assert not taken(linear(x, weight, b))

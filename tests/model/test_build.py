@@ -152,6 +152,12 @@ def test_an_encoding_is_told_if_attention_looks_ahead():
         encoder(**SMALL, position=CoPE())
 
 
+def test_an_attention_by_name_has_so_many_heads():
+    named = decoder(**SMALL, attention="grouped")
+    assert named == decoder(**SMALL)
+    assert decoder(**SMALL, attention="differential").layers[0].attention.shape(8).heads == 2
+
+
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_name_makes_a_model_that_runs(name):
     model = build(decoder(**SMALL, position=name, max_length=6))
@@ -164,6 +170,12 @@ def test_every_name_makes_a_model_that_runs(name):
     ("call", "says"),
     [
         (lambda: decoder(vocab=7, width=8, layers=2), "say heads=, or attention="),
+        (lambda: decoder(vocab=7, width=8, layers=2, attention="grouped"), "say heads=, or attention="),
+        (lambda: decoder(**SMALL, attention="gruped"), r"no attention is called 'gruped'. Did you mean 'grouped'"),
+        (lambda: decoder(**SMALL, kv_heads=1, attention="latent"), "leave them out with attention='latent'"),
+        (lambda: encoder_decoder(**SMALL, bias=False, attention="latent"), "leave them out with attention='latent'"),
+        (lambda: decoder(**SMALL, mask="causal"), r"mask='causal' is no mask: give an object, such as vt\.Causal"),
+        (lambda: encoder(**SMALL, mask="window"), "mask='window' is no mask"),
         (lambda: decoder(**SMALL, attention=GroupedQuery(2)), "give them or attention=, not both"),
         (lambda: decoder(vocab=7, width=8, layers=2, kv_heads=1, attention=GroupedQuery(2)), "not both"),
         (lambda: decoder(vocab=7, width=8, layers=2, heads=3), "width 8 does not divide into 3 heads: change one"),

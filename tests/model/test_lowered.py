@@ -87,13 +87,13 @@ def test_whole_steps_equal_modules(name: str, bits: int | None):
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 @pytest.mark.parametrize("window", [None, 100])
 def test_long_contexts_are_cut_into_pieces(kind: str, window: int | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lowered_run, "FEW", 10**6)  # the prompt as well
+    monkeypatch.setattr(lowered_run, "MAX_OWN_PRODUCT_ROWS", 10**6)  # the prompt as well
     model = made(spec(window=window))
     both(model, torch.randint(50, (2, 1103)), [1100, 1, 1, 1], kind)
 
 
 def test_one_thread_or_three_give_the_same_bits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lowered_run, "FEW", 10**6)
+    monkeypatch.setattr(lowered_run, "MAX_OWN_PRODUCT_ROWS", 10**6)
     model, tokens = made(spec()), torch.randint(50, (1, 700))
     quantise(model, 4)
     found, before = [], torch.get_num_threads()

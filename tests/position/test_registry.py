@@ -84,7 +84,9 @@ DEFAULTS = {
 
 # every bias, by name, as it is built into a causal model
 BIASES = {
-    name: parts.bias for name in NAMES if (parts := encoding(name, max_length=100).parts(causal=True)).bias is not None
+    name: parts.bias
+    for name in ENCODINGS
+    if (parts := encoding(name, max_length=100).parts(causal=True)).bias is not None
 }
 BIASES |= {"self-extend": SelfExtend(2, 4), "dual-chunk": DualChunk(6, 2)}
 BIASES |= {"kerple-power": Kerple("power"), "t5-both": T5(bidirectional=True)}
@@ -93,7 +95,7 @@ RELATIVE = [*POINTWISE, "shifted", "xl", "path"]  # FIRE looks at the length too
 
 
 def test_the_promised_names_are_there():
-    assert list(ENCODINGS) == NAMES
+    assert [name for name in ENCODINGS if name in NAMES] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -329,7 +331,7 @@ def test_everything_that_is_exported_is_there():
     assert all(getattr(position, name) is not None for name in names)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_nothing_is_read_back_from_a_device(name, causal):
     """On the meta device there are no numbers: reading one, or mixing in a tensor of the host, would fail."""

@@ -19,7 +19,7 @@ from vantage.serve.gateway import ReplicaGone, create_gateway
 from vantage.serve.logs import ServerLog
 from vantage.serve.metrics import merge_pages
 from vantage.serve.replica import Replica
-from vantage.serve.routing import AHEAD, Routes, chain
+from vantage.serve.routing import MAX_IMBALANCE, Routes, chain
 from vantage.serve.settings import Batching, Logs
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -94,8 +94,8 @@ def test_a_replica_that_is_too_busy_is_left_alone():
     routes = Routes()
     first = routes.choose(asked(USER), {"a": 0, "b": 0})
     other = {"a": "b", "b": "a"}[first]
-    assert routes.choose(asked(USER), {first: AHEAD, other: 0}) == first
-    assert routes.choose(asked(USER), {first: AHEAD + 1, other: 0}) == other
+    assert routes.choose(asked(USER), {first: MAX_IMBALANCE, other: 0}) == first
+    assert routes.choose(asked(USER), {first: MAX_IMBALANCE + 1, other: 0}) == other
     assert routes.choose(asked(USER), {"a": 0, "b": 0}) == other  # which holds it now
     assert routes.choose(asked(USER), {first: 0}) == first  # the other is gone
 
@@ -113,7 +113,7 @@ def test_nobody_gets_more_than_its_bound(requests):
     routes = Routes(kept=8)
     for prompt, loads in requests:
         named = {str(i): load for i, load in enumerate(loads)}
-        assert named[routes.choose(told(f"text {prompt}"), named)] <= min(loads) + AHEAD
+        assert named[routes.choose(told(f"text {prompt}"), named)] <= min(loads) + MAX_IMBALANCE
     assert len(routes._known) <= 8
 
 

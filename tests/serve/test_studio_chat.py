@@ -200,7 +200,7 @@ def test_a_branch_says_what_a_fresh_conversation_would(tiny):
 
 
 def test_a_reader_that_leaves_frees_the_desk_and_keeps_what_was_said(tiny, monkeypatch):
-    monkeypatch.setattr(answers_running, "UNREAD_S", 0.0)
+    monkeypatch.setattr(answers_running, "UNREAD_TIMEOUT_S", 0.0)
     with tiny.http() as http, http.stream("POST", "/studio/api/chat", json=say("hello", 3000)) as answer:
         seen = []
         for name, said in told(answer):

@@ -159,7 +159,7 @@ def test_refusals_before_anything_is_written(eyes, monkeypatch):
     more = {"conversation": start["conversation"], "turn": 1}
     error = refused(eyes, say("hello", *[PNG] * bounds.IMAGES, **more))
     assert error["message"].startswith("17 images in this conversation: at most 16")
-    monkeypatch.setattr(chat_images, "MOST_CHARACTERS", len(PNG) + len(OTHER) - 1)
+    monkeypatch.setattr(chat_images, "MAX_CHARACTERS", len(PNG) + len(OTHER) - 1)
     assert refused(eyes, say("hello", OTHER, **more))["code"] == "images_too_large"
     assert len(shown(eyes, start["conversation"])["turns"]) == 2  # a message and its answer: nothing came of these
     with eyes.http() as http:

@@ -200,7 +200,7 @@ def test_an_answer_is_graded(tmp_path: Path, capsys) -> None:
 def test_a_bar_goes_over_all_studies_and_failures_stay_on_the_screen(monkeypatch, capsys) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("vantage.cli.study_show.PATIENCE", 0.0)
+    monkeypatch.setattr("vantage.cli.study_show.BAR_DELAY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     assert main(["study", "all"]) == 1
     assert "K90: half of it" in terminal.drawn

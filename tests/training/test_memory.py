@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from vantage.training.memory import CHOSEN
+from vantage.training.memory import MALLOC_VARIABLES
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's memory")
 
 
 def told(code: str, **env: str) -> Any:
-    kept = {name: value for name, value in os.environ.items() if name not in CHOSEN}
+    kept = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
     start = """
         import contextlib, ctypes, json, resource, torch
         from vantage.training.memory import keep_freed_memory

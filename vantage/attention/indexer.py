@@ -26,7 +26,7 @@ from vantage.spec.ties import without_last_bits
 from vantage.spec.transforms import chain
 
 EPS = 1e-6  # of the keys' norm
-FORMED = 8  # tensors as large as I that are there at the same time, sorting included
+SCORE_SIZED_TENSORS = 8  # tensors as large as I that are there at the same time, sorting included
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def best_keys(q_BHTd: Tensor, k_BSd: Tensor, weights_BTH: Tensor, pair: Pair, ma
     """(B, T, count): the columns of the keys with the highest I among those that the mask shows. Some queries at a
     time: I itself is as large as all pairs."""
     chosen, (B, S) = [], k_BSd.shape[:2]
-    for cut in query_blocks(q_BHTd.shape[2], FORMED * B * S, q_BHTd.device):
+    for cut in query_blocks(q_BHTd.shape[2], SCORE_SIZED_TENSORS * B * S, q_BHTd.device):
         some = pair if cut.stop - cut.start == pair.q.shape[1] else Pair(_narrowed(pair.q, cut), pair.k)
         shown = dense(visible(mask, some), some)[:, 0]
         scores = index_scores(q_BHTd[:, :, cut], k_BSd, weights_BTH[:, cut]).masked_fill(~shown, float("-inf"))

@@ -25,7 +25,7 @@ from vantage.cache.moves import Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
 
-LEAST = 64  # places of a growing cache's first buffers
+MIN_CAPACITY = 64  # places of a growing cache's first buffers
 
 
 @final
@@ -103,7 +103,7 @@ class Contiguous(Ledger):
                 f"this cache is full: it has {self._capacity} places, holds {held} and {end - held} more were wanted; "
                 f"make it with capacity={end} or more, or capacity=None to grow"
             )
-        return self._places if end <= self._places else max(LEAST, 2 * self._places, end)
+        return self._places if end <= self._places else max(MIN_CAPACITY, 2 * self._places, end)
 
     def _runs_on(self, pos: Positions) -> bool:
         """Whether all is a plain run with these positions too."""

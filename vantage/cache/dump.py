@@ -18,7 +18,7 @@ from vantage.cache.facts import Tables
 from vantage.errors import CheckpointError
 from vantage.spec.positions import Known
 
-MOST = 2**31  # of any number in a dump: more is no real cache
+MAX_NUMBER = 2**31  # of any number in a dump: more is no real cache
 ROWS = 2**16  # at most: a ledger takes memory for each, before anything shows that they are there
 
 
@@ -61,7 +61,7 @@ def dump_known(known: Known) -> dict[str, Any]:
 
 
 def whole_number(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_NUMBER:
         damaged(f"{name} is {str(value)[:40]!r}")
     return value
 
@@ -102,7 +102,7 @@ class DumpReader:
         def bounds(of: str) -> tuple[int, int] | None:
             if value.get(of) is None:
                 return None
-            low, high = (whole_number(n, of, -MOST) for n in inner.list(of, 2))
+            low, high = (whole_number(n, of, -MAX_NUMBER) for n in inner.list(of, 2))
             return low, high
 
         counts = value.get("counts")
@@ -130,7 +130,7 @@ class DumpReader:
                 shape = None if t is None else tuple(t.shape)
                 damaged(f"its table {name!r} has the shape {shape}, not {(self.batch, n)}")
             whole = t.dtype == torch.int64 or (name == "pos" and t.is_floating_point())
-            if not whole or not bool(torch.isfinite(t.double()).all()) or bool((t.abs() >= MOST).any()):
+            if not whole or not bool(torch.isfinite(t.double()).all()) or bool((t.abs() >= MAX_NUMBER).any()):
                 damaged(f"its table {name!r} does not hold positions")
         return Tables(self._tables["pos"].clone(), self._tables["order"].clone(), self._tables.get("segment"))
 
@@ -161,7 +161,12 @@ class DumpReader:
     def column(self, name: str) -> Tensor:
         """A number for every row, (B,)."""
         t = self._tables.get(name)
-        if t is None or t.dtype != torch.int64 or tuple(t.shape) != (self.batch,) or bool((t.abs() >= MOST).any()):
+        if (
+            t is None
+            or t.dtype != torch.int64
+            or tuple(t.shape) != (self.batch,)
+            or bool((t.abs() >= MAX_NUMBER).any())
+        ):
             damaged(f"it has no {name!r} of its rows")
         return t
 

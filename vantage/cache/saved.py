@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vantage.cache.codecs import ROUNDING, Codec, StreamShape, dump_streams, read_streams
-from vantage.cache.dump import MOST, DumpReader, LedgerDump, damaged, whole_number
+from vantage.cache.dump import MAX_NUMBER, DumpReader, LedgerDump, damaged, whole_number
 from vantage.cache.kinds import codec_classes, ledger_classes
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Ledger
@@ -234,7 +234,7 @@ def _rebuilt(
     cache.recomputed = header["recomputed"]
     if (ahead := header.get("ahead")) is not None:  # of files since positions have axes
         rows = DumpReader(LedgerDump({"ahead": ahead}, {})).list("ahead", cache.batch)
-        cache.ahead = torch.tensor([whole_number(n, "ahead", -MOST) for n in rows], device=device)
+        cache.ahead = torch.tensor([whole_number(n, "ahead", -MAX_NUMBER) for n in rows], device=device)
     return cache
 
 

@@ -13,7 +13,7 @@ from vantage.errors import CheckpointError
 # Every layer has a tensor. Every head, expert or unit has at least a number of its own.
 LAYERS = re.compile(r"(^|_)(layers?|blocks?)$")
 UNITS = re.compile(r"head|expert|hidden|intermediate|inner|width|embd|vocab|bucket|group|rank|ffn|_dim|d_model")
-MOST_EXPERTS = 2**16
+MAX_EXPERTS = 2**16
 
 
 def check_config_size(config: Mapping[str, Any], tensors: Tensors) -> None:
@@ -31,5 +31,5 @@ def _check(config: Mapping[str, Any], tensors: int, numbers: int, where: str) ->
             continue
         if LAYERS.search(key) and value > tensors:
             raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {tensors} tensors in all")
-        if (UNITS.search(key) and value > numbers) or ("expert" in key and value > MOST_EXPERTS):
+        if (UNITS.search(key) and value > numbers) or ("expert" in key and value > MAX_EXPERTS):
             raise CheckpointError(f"{where}: {key} is {value}, and the checkpoint holds {numbers:,} numbers in all")

@@ -32,7 +32,7 @@ SEARCHED, STEPS = (
     2**14,
     2**12,
 )  # bytes that are searched at once for the lengths of strings, and strings taken one by one
-AT_ONCE = 2**18  # numbers dequantised at a time: what a core's cache holds
+CHUNK_NUMBERS = 2**18  # numbers dequantised at a time: what a core's cache holds
 
 STRING, ARRAY, BOOL = 8, 9, 7
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
@@ -119,7 +119,7 @@ class GGUF:
         block, width = GGML_QUANT_SIZES[stored.kind]
         raw = self._data[stored.start : stored.start + stored.nbytes]
         out = torch.empty(stored.shape, dtype=dtype)
-        flat, step = out.view(-1), AT_ONCE // block  # blocks at a time
+        flat, step = out.view(-1), CHUNK_NUMBERS // block  # blocks at a time
         with np.errstate(all="ignore"):  # a NaN scale makes NaN weights, which are refused by name where they are used
             for a in range(0, stored.nbytes // width, step):
                 # One long row: rows of their own would be done sixteen at a time. A copy, because torch

@@ -21,10 +21,10 @@ from vantage.checkpoints.scale_search import (
 )
 from vantage.errors import BadInput, unknown
 
-AT_ONCE = 2**17  # weights at a time: what a core's cache holds with what is computed of them
+CHUNK_WEIGHTS = 2**17  # weights at a time: what a core's cache holds with what is computed of them
 SMALLEST = 1e-15  # a row with nothing larger is all zeros
 # The values of IQ4_NL, in units of its scale.
-UNEVEN = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
+IQ4_LEVELS = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
 
 
 def quantise(weight: Tensor, kind: str, on_weights: Callable[[int], None] | None = None) -> Tensor:
@@ -42,7 +42,7 @@ def quantise(weight: Tensor, kind: str, on_weights: Callable[[int], None] | None
         raise BadInput(f"{kind} needs rows in blocks of {block}, and these have {weight.shape[-1]} weights")
     blocks = weight.reshape(-1, block)
     out = torch.empty(len(blocks), width, dtype=torch.uint8)
-    step = AT_ONCE // block
+    step = CHUNK_WEIGHTS // block
     for a in range(0, len(blocks), step):
         piece = blocks[a : a + step].float()
         if not bool(piece.isfinite().all()):
@@ -105,13 +105,13 @@ def _q8_0(x: Tensor) -> Tensor:
 
 
 def _iq4_nl(x: Tensor) -> Tensor:
-    values = torch.tensor(UNEVEN)
+    values = torch.tensor(IQ4_LEVELS)
     between = (values[1:] + values[:-1]) / 2
 
     def places(y: Tensor) -> Tensor:
         return torch.bucketize(y, between)
 
-    scale = fit_scale(x, _importance(x), lambda y: values[places(y)], _around(UNEVEN[0], 1.0, 7)).half()
+    scale = fit_scale(x, _importance(x), lambda y: values[places(y)], _around(IQ4_LEVELS[0], 1.0, 7)).half()
     return _joined(scale, _nibbles(places(_divided(x, scale.float())).byte()))
 
 

@@ -17,10 +17,10 @@ from vantage.errors import BadInput, Refused
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 LARGEST_FILE = 32 * 2**20  # bytes
-MOST_PIXELS = 50_000_000  # decoded, 150 MB
+MAX_PIXELS = 50_000_000  # decoded, 150 MB
 
 
-def read_pixels(image: Any, most: int = MOST_PIXELS) -> Tensor:
+def read_pixels(image: Any, most: int = MAX_PIXELS) -> Tensor:
     """(3, H, W) of whole numbers from 0 to 255: red, green and blue. ``most``: pixels that are decoded.
 
     ``image``: a path, the bytes of a file, a Pillow image, or a tensor (3, H, W) of such numbers or of fractions from
@@ -88,7 +88,7 @@ def _from_pillow(image: Any, most: int) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8).view(plain.height, plain.width, 3).permute(2, 0, 1).contiguous()
 
 
-def check_size(width: int, height: int, most: int = MOST_PIXELS) -> None:
+def check_size(width: int, height: int, most: int = MAX_PIXELS) -> None:
     """Refuse what would take too much memory to decode."""
     if width * height > most or min(width, height) < 1:
         raise BadInput(f"an image of {width} × {height} pixels: at most {most:,} are decoded; make it smaller")

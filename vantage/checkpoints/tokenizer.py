@@ -33,7 +33,7 @@ FILE, SETTINGS, SPECIAL, TEMPLATE = (
 PROCESSOR_TEMPLATE = "chat_template.json"  # of transformers before 2025, for what reads images
 
 SHORT, MOST_PARTS = 400, 3  # characters or tokens for which a part of a vocabulary will do, and how often
-HALF = "\ufffd"  # what a decoder writes for bytes that are no character, or none yet
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character, or none yet
 
 
 @functools.cache
@@ -130,7 +130,7 @@ class Tokenizer:
     def label(self, token: int) -> str:
         """One token as a reader would write it. Bytes that are no whole character are written as ⟨F0 9F⟩."""
         text = self.decode([token], special=True)
-        if HALF not in text:
+        if REPLACEMENT not in text:
             return text
         return self.token_bytes(token).decode("utf-8", "vantage.bytes")
 

@@ -91,7 +91,7 @@ def check_device(name: str | None) -> None:
         )
 
 
-MOST = 2**20  # numbers that a range may have
+MAX_RANGE = 2**20  # numbers that a range may have
 
 
 def parse_numbers(text: str | None, what: str) -> list[int] | None:
@@ -108,8 +108,8 @@ def parse_numbers(text: str | None, what: str) -> list[int] | None:
         if len(piece) > 30:
             raise BadInput(f"{what} {text[:80]!r}: no number is that large")
         first, last = int(one[1]), int(one[2] or one[1])
-        if last - first >= MOST:
-            raise BadInput(f"{what} {text[:80]!r}: a range has at most {MOST:,} numbers")
+        if last - first >= MAX_RANGE:
+            raise BadInput(f"{what} {text[:80]!r}: a range has at most {MAX_RANGE:,} numbers")
         parsed += range(first, last + 1)
     return parsed
 

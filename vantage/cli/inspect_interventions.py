@@ -25,7 +25,7 @@ examples:
   vantage inspect patch --text "…" --corrupted "…" --receiver 23.3 --through q    # which heads that head hears
 """
 WINDOW = 256  # tokens of a text that a lens is fitted on at once
-SHOWN = 20  # rows of a sweep
+MAX_SHOWN = 20  # rows of a sweep
 
 
 def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -130,7 +130,7 @@ def run_attribute(args: argparse.Namespace) -> int:
     from vantage.interventions import attribute, plot_attribution
 
     result = attribute(model, text, groups=args.groups, source=args.source, **_target(args))
-    _show(args, result, result.rows()[:SHOWN])
+    _show(args, result, result.rows()[:MAX_SHOWN])
     if args.out:
         write(plot_attribution(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
@@ -197,7 +197,7 @@ def _show(args: argparse.Namespace, result: Any, rows: list[list[Any]]) -> None:
 
 
 def _show_sweep(args: argparse.Namespace, result: Any) -> int:
-    _show(args, result, result.rows()[:SHOWN])
+    _show(args, result, result.rows()[:MAX_SHOWN])
     if args.out:
         from vantage.figures.html import table
         from vantage.interventions import plot_sweep

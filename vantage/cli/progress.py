@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress, TaskID
 
-PATIENCE = 2.0  # seconds before a bar appears: for less it would only flicker
+BAR_DELAY_S = 2.0  # seconds before a bar appears: for less it would only flicker
 
 
 class Bar:
     """Called as ``bar(done, total)``. Draws on standard error, and only where that is a terminal."""
 
-    def __init__(self, label: str, patience: float = PATIENCE) -> None:
+    def __init__(self, label: str, patience: float = BAR_DELAY_S) -> None:
         self._label = label
         self._patience = patience
         self._on_terminal = sys.stderr.isatty()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from vantage.cli.progress import PATIENCE
+from vantage.cli.progress import BAR_DELAY_S
 
 if TYPE_CHECKING:
     from vantage.studies.report import FailedStudy
@@ -44,7 +44,7 @@ class StudyDisplay:
         before, self._done = self._done, self._done + study.seconds
 
         def moved(share: float, doing: str) -> None:
-            if not sys.stderr.isatty() or time.monotonic() - self._started < PATIENCE:
+            if not sys.stderr.isatty() or time.monotonic() - self._started < BAR_DELAY_S:
                 return
             bar = self._drawn()
             label = f"{study.tag}: {doing}"

@@ -190,15 +190,21 @@ def _print_result(args: argparse.Namespace, trained: Trained, training_run: Run)
     elif trained.finished:
         print(f"done: {trained.step} steps; the model is in {trained.kept}, the log in {trained.folder}")
         if (prompt := _prompt(training_run, trained)) is not None:
-            print(f"ask it: {shlex.join(['vantage', 'generate', str(trained.folder), prompt])}")
+            words = ["vantage", "generate", str(trained.folder), prompt, *_parts_flags(args)]
+            print(f"ask it: {shlex.join(words)}")
     else:
         device = [] if args.device is None else ["--device", args.device]
         track = [word for name in args.track for word in ("--track", name)]
         steps = [] if args.steps is None else ["--steps", str(args.steps)]
         arranged = [word for axis, n in _counts(args).items() for word in (f"--{axis}-parallel", str(n))]
-        more = ["--out", str(trained.folder), *device, *steps, *arranged, *track, "--resume"]
+        more = ["--out", str(trained.folder), *device, *steps, *arranged, *track, *_parts_flags(args), "--resume"]
         words = ["vantage", "train", args.settings, *args.changes, *more]
         print(f"saved after {trained.step} steps; go on with: {shlex.join(words)}")
+
+
+def _parts_flags(args: argparse.Namespace) -> list[str]:
+    """Parts of one's own are needed by the next command as well."""
+    return [word for source in (*args.parts, *args.train_parts) for word in ("--parts", source)]
 
 
 def _prompt(training_run: Run, trained: Trained) -> str | None:

@@ -13,7 +13,7 @@ from vantage.cli.progress import LivePicture
 if TYPE_CHECKING:
     from vantage.training import ScoreRecord, StepRecord
 
-QUIET = 10.0  # seconds between two lines where there is no terminal
+LINE_INTERVAL_S = 10.0  # seconds between two lines where there is no terminal
 SMOOTH = 0.95
 
 
@@ -41,7 +41,7 @@ class TrainingDisplay:
     # ---- what the run reports
 
     def preparing(self, done: int, total: int) -> None:
-        if total and time.monotonic() - self._printed > QUIET / 5:
+        if total and time.monotonic() - self._printed > LINE_INTERVAL_S / 5:
             self._printed = time.monotonic()
             print(f"reading text: {done / total:.0%}", file=sys.stderr)
 
@@ -61,7 +61,7 @@ class TrainingDisplay:
         figures = f"loss {self._loss:.4f}  lr {record.lr:.2e}  {rate:,.0f} targets/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=record.step, figures=figures)
-        elif time.monotonic() - self._printed > QUIET:
+        elif time.monotonic() - self._printed > LINE_INTERVAL_S:
             self._printed = time.monotonic()
             print(f"step {record.step} of {self._steps}: {figures}", file=sys.stderr)
 

@@ -29,8 +29,8 @@ from vantage.compare.run import run_experiment
 from vantage.errors import VantageError
 
 REQUEST_FILE = "order.json"
-EVERY = 0.5  # seconds between two lines about steps
-GRACE = 5.0  # seconds to end in, when the parent process is gone
+STEP_LINE_S = 0.5  # seconds between two lines about steps
+GRACE_S = 5.0  # seconds to end in, when the parent process is gone
 
 
 @final
@@ -48,7 +48,7 @@ class JsonLines:
 
     def advanced(self, steps: int) -> None:
         self._steps += steps
-        if time.monotonic() - self._reported > EVERY:
+        if time.monotonic() - self._reported > STEP_LINE_S:
             self._progress()
 
     def learned(self, point: LossPoint) -> None:
@@ -113,7 +113,7 @@ def _end_with_the_parent() -> None:
         while os.read(0, 4096):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE)
+        time.sleep(GRACE_S)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -17,8 +17,8 @@ from vantage.compare.experiment import Experiment
 from vantage.compare.jobs import Entry, JobCost
 from vantage.errors import BadInput
 
-FEWEST = 50  # steps: what is trained for less says nothing
-ENOUGH = 300  # steps: rather fewer seeds than fewer steps than this
+MIN_STEPS = 50  # steps: what is trained for less says nothing
+PREFERRED_STEPS = 300  # steps: rather fewer seeds than fewer steps than this
 FEWEST_SEEDS = 3
 SAFETY = 0.92  # of the time that is left is planned with: what was measured briefly is not quite what is met
 REPORT_BASE_S, REPORT_RUN_S = 2.0, 0.01  # seconds to write a report: in all, and for each run that it is about
@@ -77,11 +77,11 @@ def plan(
 
     fewest_seeds = min(FEWEST_SEEDS, experiment.seeds)
     for seeds in range(experiment.seeds, fewest_seeds - 1, -1):
-        if (steps := most_steps(seeds)) >= min(ENOUGH, experiment.steps):
+        if (steps := most_steps(seeds)) >= min(PREFERRED_STEPS, experiment.steps):
             return _planned(experiment, seeds, steps, budget)
-    if (steps := most_steps(fewest_seeds)) >= min(FEWEST, experiment.steps):
+    if (steps := most_steps(fewest_seeds)) >= min(MIN_STEPS, experiment.steps):
         return _planned(experiment, fewest_seeds, steps, budget)
-    least = min(FEWEST, experiment.steps)
+    least = min(MIN_STEPS, experiment.steps)
     needed = seconds(fewest_seeds, least) / SAFETY + budget.seconds - budget.left() + report
     raise BadInput(
         f"a budget of {budget.seconds:.0f} s gives each run {steps} steps with {fewest_seeds} seeds, and fewer than "

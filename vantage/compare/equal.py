@@ -10,7 +10,7 @@ from vantage.model import empty_model
 from vantage.model.feed_forward import FeedForward, named
 from vantage.training.models import Decoder
 
-NEAR = 0.005  # how far from each other counts may be, as a share of the largest
+TOLERANCE = 0.005  # how far from each other counts may be, as a share of the largest
 Entry = tuple[str, str]  # position, attention
 
 
@@ -41,7 +41,7 @@ def matched(sections: Mapping[Entry, Decoder], vocab: int) -> dict[Entry, Decode
         more = round((largest - counts[entry]) / step)
         widened[entry] = _widened(section, hidden + more)
         off = abs(counts[entry] + more * step - largest) / largest
-        if off > NEAR:
+        if off > TOLERANCE:
             raise BadInput(
                 f"equal parameters: {entry[0]} comes no nearer than {off:.1%} to the largest model, as one "
                 f"more unit in its feed-forward layers is {step:,} of {largest:,} parameters. Use a larger width, or "

@@ -29,7 +29,7 @@ except ImportError:  # Windows. There two workers may make the same block, which
     fcntl = None
 
 BATCHES = 8  # in a block, which is a file: few, so that workers who begin together find one each to make
-AHEAD = 64  # blocks that a worker may make while it waits for one that another makes
+MAX_AHEAD = 64  # blocks that a worker may make while it waits for one that another makes
 WAIT_S = 0.002
 
 
@@ -61,7 +61,7 @@ class CachedExamples:
         """Read, or made and written; while another worker makes it, make what comes next."""
         while not self._path(number).exists():
             last = (self._batches - 1) // BATCHES
-            if not any(self._make(n) for n in range(number, min(number + AHEAD, last) + 1)):
+            if not any(self._make(n) for n in range(number, min(number + MAX_AHEAD, last) + 1)):
                 time.sleep(WAIT_S)
         return np.load(self._path(number))
 

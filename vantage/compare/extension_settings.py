@@ -14,7 +14,7 @@ from vantage.errors import BadInput, unknown
 from vantage.files import expand
 from vantage.spec.table_reader import PartNames, Reader
 
-LEAST = 64  # tokens: a question needs room
+MIN_TOKENS = 64  # tokens: a question needs room
 LONGEST_LORA = 16_384  # tokens of a training row, unless said
 
 
@@ -61,7 +61,7 @@ class ExtensionSettings:
         for name, least in (("pieces", 1), ("tries", 0), ("needles", 2), ("lora_steps", 0), ("lora_rank", 1)):
             if getattr(self, name) < least:
                 raise BadInput(f"{name}={getattr(self, name)}: give at least {least}")
-        for name, least in (("context", LEAST), ("lora_length", 2), ("lora_batch", 1)):
+        for name, least in (("context", MIN_TOKENS), ("lora_length", 2), ("lora_batch", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise BadInput(f"{name}={value}: give at least {least}")
         if not 0 < self.lora_rate < 1:
@@ -75,8 +75,8 @@ class ExtensionSettings:
 
     def lengths(self, context: int) -> tuple[int, ...]:
         lengths = tuple(sorted(round(context * one) for one in self.times))
-        if lengths[0] < LEAST:
-            raise BadInput(f"{lengths[0]} tokens are too few to hide a number in and ask: give {LEAST} or more")
+        if lengths[0] < MIN_TOKENS:
+            raise BadInput(f"{lengths[0]} tokens are too few to hide a number in and ask: give {MIN_TOKENS} or more")
         return lengths
 
     def row(self, context: int) -> int:

@@ -18,7 +18,7 @@ from vantage.errors import BadInput
 from vantage.training.tasks import chance_of as stated_chance
 from vantage.training.tasks.guess import guess_score
 
-LEARNED = 0.5  # of the way from a guess to perfect
+LEARNED_SHARE = 0.5  # of the way from a guess to perfect
 TOLERANCE = 0.1  # nats
 
 Chance = Mapping[str, float]  # by task: what a guess gets, where an experiment says it itself
@@ -90,4 +90,4 @@ def task_learning(
 
 
 def _bar(guess: float) -> float:
-    return guess + LEARNED * (1 - guess)
+    return guess + LEARNED_SHARE * (1 - guess)

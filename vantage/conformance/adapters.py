@@ -21,10 +21,10 @@ from vantage.model import Model
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, Window, conjuncts, windows
 from vantage.spec.positions import Positions
 
-SMALL = 20_000_000  # parameters of a model that may be copied
+MAX_COPIED_PARAMETERS = 20_000_000  # parameters of a model that may be copied
 SOURCE = 5  # tokens of the source that an encoder-decoder reads
 
-TAKEN_BACK = 16  # tokens that a row of a check may take back
+MAX_ROLLBACK = 16  # tokens that a row of a check may take back
 
 
 class OwnModel(Subject):
@@ -100,7 +100,7 @@ class OwnModel(Subject):
     def new_cache(self, batch: int, *, length: int | None = None) -> ModelCache:
         if self._new_cache is not None and length is None:
             return self._new_cache(batch)
-        draft = TAKEN_BACK if self.model.spec.keeps_states else None
+        draft = MAX_ROLLBACK if self.model.spec.keeps_states else None
         return self.model.new_cache(batch, length=self.declared(length), draft=draft)
 
     def crop(self, cache: ModelCache, to: int) -> None:
@@ -228,7 +228,7 @@ def _original_length(config: dict[str, Any]) -> int | None:
 def _is_small(model: nn.Module) -> bool:
     """Whether a copy in float64 is cheap, and possible: Apple's GPUs have none."""
     weights = list(model.parameters())
-    return sum(p.numel() for p in weights) <= SMALL and all(p.device.type != "mps" for p in weights)
+    return sum(p.numel() for p in weights) <= MAX_COPIED_PARAMETERS and all(p.device.type != "mps" for p in weights)
 
 
 def _first_line(error: Exception) -> str:

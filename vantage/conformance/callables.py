@@ -13,7 +13,7 @@ from vantage.conformance.subject import ModelFacts, NewCache, NotApplicable, Sub
 from vantage.errors import BadInput
 
 FULL = ("tokens", "positions", "cache")
-TRIED = (3, 4)  # rows and tokens of the call that shows how large the vocabulary is
+PROBE_SHAPE = (3, 4)  # rows and tokens of the call that shows how large the vocabulary is
 
 
 @runtime_checkable
@@ -154,7 +154,7 @@ def arguments_taken(model: Callable[..., Any]) -> int:
 
 def _vocabulary(subject: CallableModel, max_length: int | None) -> int:
     """As many tokens as there are logits; the call is made with the first token alone, which every vocabulary has."""
-    rows, width = TRIED
+    rows, width = PROBE_SHAPE
     tokens = torch.zeros((rows, min(width, max_length or width)), dtype=torch.long, device=subject.facts.device)
     logits = subject.run(tokens, None)
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[-1] < 2:

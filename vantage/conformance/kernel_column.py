@@ -24,7 +24,7 @@ from vantage.conformance.scenarios import run_cell
 from vantage.errors import BadInput, Refused
 
 HALF = (torch.bfloat16, torch.float16)
-NEAR = {torch.bfloat16: 0.05, torch.float16: 0.01}  # logits are of size 1 to 10
+TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01}  # logits are of size 1 to 10
 TIMES_REFERENCE = 3.0  # as far off as the reference kernel in half precision, which rounds elsewhere
 
 
@@ -166,7 +166,7 @@ def _run(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> KernelCe
 def _allowed(cell: Cell, error: float, dtype: torch.dtype, device: torch.device | str) -> float:
     if dtype not in HALF:
         return TOLERANCE[dtype]
-    if error <= NEAR[dtype]:
-        return NEAR[dtype]
+    if error <= TOLERANCES[dtype]:
+        return TOLERANCES[dtype]
     at = NUMBER["kernel"]
     return TIMES_REFERENCE * run_cell((*cell[:at], "reference", *cell[at + 1 :]), dtype, device)

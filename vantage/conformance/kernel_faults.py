@@ -83,6 +83,9 @@ def _by_turns(x_BGSd: Tensor, heads: int) -> Tensor:
 Mistakes = dict[str, tuple[str, Callable[[], Mistake]]]  # by name: what to look at, and the formula with it
 
 
+EMPTY_PLACES = "the mask: visible(need.mask, pair) leaves empty places out, and dense(…, pair) is its tensor"
+
+
 def mistakes(a: Attend) -> Mistakes:
     """By name: what to look at, and the formula with that mistake."""
     need = a.need
@@ -93,11 +96,11 @@ def mistakes(a: Attend) -> Mistakes:
         ),
         "the scale is forgotten": (f"need.scale, which is {need.scale:.3g}", lambda: Mistake(scale=1.0)),
         "padding is attended": (
-            "the mask: take visible(need.mask, pair), which leaves empty places out",
+            EMPTY_PLACES,
             lambda: Mistake(seen=dense(need.mask, a.pair)),
         ),
         "padding is attended, as if it stood at 0": (
-            "the mask: take visible(need.mask, pair), which leaves empty places out",
+            EMPTY_PLACES,
             lambda: Mistake(seen=_padding_at_zero(a)),
         ),
         "the mask is ignored": ("need.mask", lambda: Mistake(seen=torch.ones_like(_seen(a)))),

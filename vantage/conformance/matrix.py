@@ -22,6 +22,7 @@ from vantage.errors import BadInput, PartError, VantageError
 # Logits are of size 1 to 10. In float64 nothing but rounding may differ; float32 rounds at 1e-7 a
 # hundred times over on the way through three sharp layers.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
+MAX_SIDE_BY_SIDE = 4  # encodings of a table that has them as columns
 NAMED = 4  # failed cells whose fault is looked for
 
 
@@ -90,18 +91,24 @@ class MatrixReport:
         }
 
     def table(self) -> Group:
-        """Encodings against caches and kernels: cells passed, and the worst error of each row."""
-        columns = [(factor, v) for factor in ("cache", "kernel") for v in factors()[factor]]
-        table = Table(title="Cells equal to the uncached float64 reference", title_justify="left")
-        table.add_column("encoding")
-        for _, value in columns:
-            table.add_column(value, justify="right")
-        table.add_column("worst error", justify="right")
+        """Encodings against caches and kernels: cells passed, and the worst error of each encoding.
+
+        A few encodings stand side by side, so that no name of a cache or kernel is cut off.
+        """
+        parts = [(factor, v) for factor in ("cache", "kernel") for v in factors()[factor]]
+        lines = [["encoding", *(value for _, value in parts), "worst error"]]
         for encoding in factors()["encoding"]:
             rows = [r for r in self.results if r.cell[0] == encoding]
             if rows:
-                counts = [_count([r for r in rows if r.cell[NUMBER[f]] == v]) for f, v in columns]
-                table.add_row(encoding, *counts, f"{max(r.error for r in rows):.0e}")
+                counts = [_count([r for r in rows if r.cell[NUMBER[f]] == v]) for f, v in parts]
+                lines.append([encoding, *counts, f"{max(r.error for r in rows):.0e}"])
+        if len(lines) <= 1 + MAX_SIDE_BY_SIDE:
+            lines = [list(line) for line in zip(*lines, strict=True)]
+        table = Table(title="Cells equal to the uncached float64 reference", title_justify="left")
+        for i, name in enumerate(lines[0]):
+            table.add_column(name, justify="right" if i else "left")
+        for line in lines[1:]:
+            table.add_row(*line)
         many = {1: "every one", 2: "every pair", 3: "every triple"}
         words = {n: f"{word} of the parts that can work together" for n, word in many.items()}
         passed, refused = sum(r.ok for r in self.results), sum(r.ok for r in self.refusals)

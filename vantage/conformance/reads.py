@@ -25,10 +25,10 @@ from vantage.spec.masks import Mask, dense, visible
 from vantage.spec.parts import BiasInputs, Shape, materialise
 from vantage.spec.positions import EMPTY, Positions
 
-MOST = 24  # tokens of the plain row
+MAX_TOKENS = 24  # tokens of the plain row
 WIDEST = 72  # and of one that is to show a window
 CALLED = {"query": "queries", "key": "keys"}
-APART = 2  # how far apart positions stand where they are not the order
+POSITION_STRIDE = 2  # how far apart positions stand where they are not the order
 READS_ORDER = "reads order, not positions, which restart in a document"
 SLOTS = "counts slots, not positions"
 Reading = Callable[[Tensor, Tensor, Tensor], Tensor]  # of positions, order and slots: the numbers that are read
@@ -50,10 +50,10 @@ class Arrangement:
     name: str
     q: Tensor  # (T,): positions, -1 for padding
     k: Tensor  # (S,)
-    stretched: bool = False  # positions are APART times the order
+    stretched: bool = False  # positions are POSITION_STRIDE times the order
 
     def order(self, positions: Tensor) -> Tensor:
-        return positions // APART if self.stretched else positions
+        return positions // POSITION_STRIDE if self.stretched else positions
 
     @staticmethod
     def all(n: int) -> list[Arrangement]:
@@ -64,7 +64,9 @@ class Arrangement:
             Arrangement(f"three tokens after {half} cached ones", row[half : half + 3], row[: half + 3]),
             Arrangement("a row padded on the left by 2", padded, padded),
             Arrangement("keys that lie in another order", row[-1:], row.roll(half)),
-            Arrangement("positions that are not the order", row[::APART], row[::APART], stretched=True),
+            Arrangement(
+                "positions that are not the order", row[::POSITION_STRIDE], row[::POSITION_STRIDE], stretched=True
+            ),
         ]
 
 
@@ -171,7 +173,7 @@ def _shown(mask: Mask) -> Callable[[Positions, Positions], Tensor]:
 def wrong_reading(model: Model, part: ReadingPart) -> Fault | None:
     """What is wrong with the part, if anything."""
     limit = model.max_positions
-    n = MOST if limit is None else min(MOST, limit)
+    n = MAX_TOKENS if limit is None else min(MAX_TOKENS, limit)
     if n < 6:
         return None
     if isinstance(part.part, Mask) and limit is None:

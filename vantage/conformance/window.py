@@ -12,8 +12,8 @@ from vantage.conformance.own_rows import known
 from vantage.conformance.probe import Finding, Probe, failure, gap
 from vantage.conformance.subject import NotApplicable
 
-MOST = 512  # tokens of the longest row that is tried
-CLEAR = 16  # an influence this many times above rounding does not fade to nothing one token further back
+MAX_TOKENS = 512  # tokens of the longest row that is tried
+MIN_SIGNAL_RATIO = 16  # an influence this many times above rounding does not fade to nothing one token further back
 
 
 def window_exact(p: Probe) -> Finding:
@@ -49,9 +49,9 @@ def _row(p: Probe, reach: int, layers: int) -> Tensor:
     width = width if limit is None else min(width, limit)
     if width < reach + 2:
         raise NotApplicable(f"its windows reach {reach} back together, and there are only {limit} positions")
-    if width > MOST:
+    if width > MAX_TOKENS:
         raise NotApplicable(
-            f"its windows reach {reach} back together, further than the {MOST} tokens tried here: "
+            f"its windows reach {reach} back together, further than the {MAX_TOKENS} tokens tried here: "
             "check a copy with smaller windows"
         )
     draw = torch.Generator().manual_seed(width)
@@ -69,12 +69,12 @@ def _furthest(p: Probe, tokens: Tensor, near: int) -> tuple[int, bool]:
 
     for back in range(tokens.shape[1] - 1, max(0, near), -1):
         if (size := effect(back)) > p.floor:
-            return back, size > CLEAR * p.floor
+            return back, size > MIN_SIGNAL_RATIO * p.floor
     low, high = 0, max(0, near) + 1  # seen at low, not seen at high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if effect(middle) > p.floor else (low, middle)
-    return low, effect(low) > CLEAR * p.floor
+    return low, effect(low) > MIN_SIGNAL_RATIO * p.floor
 
 
 def _cause(furthest: int, reach: int, layers: int, tried: int) -> Fault:

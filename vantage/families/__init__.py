@@ -31,7 +31,7 @@ from vantage.families.packing import BITS, check_dtype, own_dtype, packer
 from vantage.families.placing import fill_by_layers, planned
 from vantage.families.recurrent import NAME as RECURRENT
 from vantage.files import SHARD_BYTES
-from vantage.model import Model, empty_model
+from vantage.model import Model, empty_model, fit_buffers
 from vantage.model.lora import adapted
 from vantage.model.memory_plan import MemoryPlan
 from vantage.model.packed import packed_weights
@@ -135,6 +135,7 @@ def load(
     dtype = _computed_in(checkpoint, dtype, how, where)
     model, weights, parallel = _described(source, checkpoint, tensor_parallel, whole_experts)
     model.kernel, model.fast = kernel, fast
+    fit_buffers(model, dtype)
     plan = None if parallel is not None else planned(model, weights, how, dtype, where, max_memory, context)
     if plan is not None:
         fill_by_layers(model, weights, plan, how, dtype, where)

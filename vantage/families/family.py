@@ -18,7 +18,7 @@ from vantage.checkpoints.links import Joined, Link, Same
 from vantage.checkpoints.tensor_names import Tensors
 from vantage.errors import CheckpointError
 from vantage.families.packing import Packing, dense, sound
-from vantage.model import Model, empty_model
+from vantage.model import Model, empty_model, parameter_names
 from vantage.model.packed import put
 from vantage.model.wide import widen
 from vantage.parallel import TensorParallel
@@ -93,7 +93,7 @@ def fill(
 ) -> None:
     """Check the accounts, then put the checkpoint's tensors where they belong: all of them, or this process's share."""
     check_accounts(model, links, tensors, family, copies, parallel)
-    put_links(model, links, tensors, dtype, family, packing, aliases_of(model), parallel)
+    put_links(model, links, tensors, dtype, family, packing, parameter_names(model), parallel)
 
 
 def check_accounts(
@@ -216,14 +216,6 @@ def export(model: Model, links: Sequence[Link]) -> dict[str, Tensor]:
         values = link.to_theirs([ours[name] for name in link.our_names])
         tensors |= dict(zip(link.their_names, values, strict=True))
     return tensors
-
-
-def aliases_of(model: Model) -> dict[str, list[str]]:
-    """For every parameter all its names: a tied head is the embedding under another one."""
-    by_id: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        by_id.setdefault(id(p), []).append(name)
-    return {names[0]: names for names in by_id.values()}
 
 
 def _put(model: nn.Module, name: str, parameter: nn.Parameter) -> None:

@@ -18,7 +18,7 @@ from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.links import Link
 from vantage.checkpoints.tensor_names import Tensors
 from vantage.families.family import Copies, Family
-from vantage.families.packing import BITS, SIXTEEN, holds_one_weight, keeps_blocks
+from vantage.families.packing import BITS, HALF_TYPES, holds_one_weight, keeps_blocks
 from vantage.kernels.native import Format
 from vantage.kernels.packed_layout import BLOCK, size
 from vantage.model import Model
@@ -123,7 +123,7 @@ def _packed_bytes(how: str | None, model: Model, checkpoint: OpenedCheckpoint, d
         if not holds_one_weight(model, link) or not known.issuperset(names):
             return None
         kinds = [stored.packed_kind(name) for name in names]
-        if None in kinds or (device.type != "cpu" and not set(kinds).isdisjoint(SIXTEEN.values())):
+        if None in kinds or (device.type != "cpu" and not set(kinds).isdisjoint(HALF_TYPES.values())):
             return None
         rows = [stored.shape(name) for name in names]
         return sum(aligned(size(Format[str(kind)], *one[:2])) for kind, one in zip(kinds, rows, strict=True))
@@ -132,9 +132,9 @@ def _packed_bytes(how: str | None, model: Model, checkpoint: OpenedCheckpoint, d
         if not holds_one_weight(model, link):
             return None
         kinds = {tensors.get(name).dtype for name in link.their_names}
-        if len(kinds) > 1 or not kinds <= SIXTEEN.keys():
+        if len(kinds) > 1 or not kinds <= HALF_TYPES.keys():
             return None
-        return aligned(size(Format[SIXTEEN[kinds.pop()]], *shape(link)))
+        return aligned(size(Format[HALF_TYPES[kinds.pop()]], *shape(link)))
 
     if how in BITS:
         return quantised

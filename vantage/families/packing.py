@@ -23,7 +23,7 @@ from vantage.model.packed import Packed, fits, gpu_reads, least_bits
 Packing = Callable[[Link], list[Packed] | None]  # None: this link's parameters stay plain
 BITS = {"int8": 8, "int4": 4}
 NAMES = ("auto", *BITS)
-SIXTEEN = {torch.float16: "F16", torch.bfloat16: "BF16"}
+HALF_TYPES = {torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def dense(link: Link) -> None:
@@ -82,7 +82,7 @@ def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: b
         if not holds_one_weight(model, link) or not stored.issuperset(names):
             return None
         kinds = [kind for name in names if (kind := checkpoint.packed_kind(name)) is not None]
-        if len(kinds) < len(names) or (not sixteen and not set(kinds).isdisjoint(SIXTEEN.values())):
+        if len(kinds) < len(names) or (not sixteen and not set(kinds).isdisjoint(HALF_TYPES.values())):
             return None
         rows = [checkpoint.row_addresses(name) for name in names]
         starts = [int(addresses.min()) for addresses in rows] if len(set(kinds)) > 1 else [0]
@@ -131,11 +131,11 @@ def _sixteen_bits(model: Model, tensors: Tensors) -> Packing:
             return None
         theirs = [tensors.get(name) for name in link.their_names]
         kinds = {theirs.dtype for theirs in theirs}
-        if len(kinds) > 1 or not kinds <= SIXTEEN.keys():
+        if len(kinds) > 1 or not kinds <= HALF_TYPES.keys():
             return None
         (weight,) = link.to_ours(theirs)
         rows = weight.contiguous().view(torch.uint8)
-        return [_packed(rows, SIXTEEN[weight.dtype], link.their_names[0], memory)]
+        return [_packed(rows, HALF_TYPES[weight.dtype], link.their_names[0], memory)]
 
     return pack
 

@@ -12,7 +12,7 @@ from vantage.checkpoints.gguf_names import GGUFTensors
 from vantage.checkpoints.links import Link
 from vantage.checkpoints.pull import home
 from vantage.errors import BadInput, Refused
-from vantage.families.family import aliases_of, check_accounts, put_links
+from vantage.families.family import check_accounts, put_links
 from vantage.families.memory_need import (
     CONTEXT,
     OpenedCheckpoint,
@@ -23,7 +23,7 @@ from vantage.families.memory_need import (
     smaller_dtypes,
 )
 from vantage.families.packing import packer
-from vantage.model import Model
+from vantage.model import Model, parameter_names
 from vantage.model.mapped import MappedLayers, whole_pages
 from vantage.model.memory_plan import MemoryPlan, plan_memory
 from vantage.model.packed import packed_weights
@@ -97,7 +97,7 @@ def fill_by_layers(
     groups: dict[int | None, list[Link]] = {None: [], **{i: [] for i in range(len(model.blocks))}}
     for link in checkpoint.links:
         groups[layer_of(link)].append(link)
-    aliases, placement = aliases_of(model), _placement(plan, device)
+    aliases, placement = parameter_names(model), _placement(plan, device)
     for index, group in groups.items():
         with packer(how, model, checkpoint.stored, tensors, family.prefix, device) as pack:
             put_links(model, group, tensors, dtype, family, pack, aliases)

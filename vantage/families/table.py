@@ -25,7 +25,7 @@ from vantage.spec.attention import DescribesHeads
 from vantage.spec.masks import Mask
 from vantage.spec.model import AttentionConfig, CacheShape, Layer, ModelSpec, Parallel
 
-HALF = 2  # bytes of a number in float16 or bfloat16
+HALF_BYTES = 2  # bytes of a number in float16 or bfloat16
 HEAD = """\
 # Families
 
@@ -141,7 +141,7 @@ def cache_bytes(spec: ModelSpec) -> str:
 
 def bytes_kept(kept: CacheShape) -> int:
     beside = sum(s.heads * s.width * s.dtype(torch.float16).itemsize for s in kept.streams)
-    return HALF * kept.kv_heads * (kept.key_dim + (0 if kept.single else kept.value_dim)) + beside
+    return HALF_BYTES * kept.kv_heads * (kept.key_dim + (0 if kept.single else kept.value_dim)) + beside
 
 
 def bytes_of_states(kept: CacheShape) -> int:

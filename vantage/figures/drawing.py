@@ -30,7 +30,7 @@ MARKERS = "os^Dv<>P"
 DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (4, 2)), "dots": "none"}
 INK, SOFT, RULE = "#1b1f25", "#545b67", "#d5d9e1"  # one step beside the page's own, to be told from other blacks
 ON_DARK, ON_LIGHT = "#fefefe", "#010101"  # numbers in the cells of a heat map: the same on any paper
-MOST_TICKS = 24  # names along a side of a heat map; more of them and only some are shown
+MAX_TICKS = 24  # names along a side of a heat map; more of them and only some are shown
 LONG_LABEL = 14  # letters of a bar's name that still fit under it
 
 # What SVG says instead of a colour: a variable of the page, and the colour where the page has none.
@@ -272,7 +272,7 @@ def _heat(cell: Any, axes: Axes, panel: Heat) -> None:
 def _ticks(put: Any, names: tuple[str, ...] | None, *, turned: bool = False) -> None:
     if names is None:
         return
-    step = math.ceil(len(names) / MOST_TICKS)
+    step = math.ceil(len(names) / MAX_TICKS)
     at = range(0, len(names), step)
     crowded = turned and (len(at) > 10 or len(at) * max(len(names[i]) for i in at) > 40)
     put(list(at), [names[i] for i in at], **({"rotation": 90} if crowded else {}))

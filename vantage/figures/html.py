@@ -17,16 +17,16 @@ STYLE = (
     "td,th{padding:.15rem .7rem;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child"
     "{text-align:left}img{max-width:100%}"
 )
-MOST_ROWS = 400
+MAX_ROWS = 400
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A plain table; everything in it is escaped."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) + "</tr>" for row in rows[:MOST_ROWS]
+        "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) + "</tr>" for row in rows[:MAX_ROWS]
     )
-    more = f"<p>… and {len(rows) - MOST_ROWS} more</p>" if len(rows) > MOST_ROWS else ""
+    more = f"<p>… and {len(rows) - MAX_ROWS} more</p>" if len(rows) > MAX_ROWS else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from vantage.figures.chart import Line, Lines
 from vantage.figures.palette import LIGHT
 
-MANY = 8  # lines in a chart, from which on their bands are fainter
+FAINT_FROM_LINES = 8  # lines in a chart, from which on their bands are fainter
 WIDTH, HEIGHT = 360, 250  # as many pixels on a telephone, so that 12 is a readable size of type
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 22, 40
 DASHES = ("", "5 3", "1.5 2.5", "7 2 1.5 2")
@@ -65,7 +65,7 @@ def line_chart(panel: Lines, styles: Sequence[int], reached: Reached) -> Markup:
     lines = [(line.name, style, _points(line)) for line, style in zip(panel.lines, styles, strict=True)]
     xs = sorted({point.x for _, _, points in lines for point in points} | {reached.x})
     scale = Scale(xs, *_range(panel), log=panel.log_y)
-    name, kind = f"c{abs(hash_of(panel.title)):x}", "chart many" if len(lines) > MANY else "chart"
+    name, kind = f"c{abs(hash_of(panel.title)):x}", "chart many" if len(lines) > FAINT_FROM_LINES else "chart"
     parts = [
         f'<svg class="{kind}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}t {name}d">',
         f'<title id="{name}t">{escape(panel.title)}: {panel.y_label} over {panel.x_label}</title>',

@@ -10,7 +10,7 @@ from vantage.generation.prefix import Match, Prefixes, PrefixKey
 from vantage.generation.stats import paths_of
 from vantage.model import Model
 
-KEPT = 64  # prefixes in a pool that grows
+MAX_PREFIXES = 64  # prefixes in a pool that grows
 
 
 @final
@@ -82,7 +82,7 @@ class BlockMemory:
 
     def _bound(self) -> None:
         """A pool that grows never runs out of blocks, so prefixes would be kept for ever."""
-        while self._pools[0].grows and len(self.prefixes) > KEPT:
+        while self._pools[0].grows and len(self.prefixes) > MAX_PREFIXES:
             self.prefixes.evict(shared=True)
 
     def settled(self, at: int) -> bool:

@@ -18,7 +18,7 @@ from vantage.generation.speculate import Draft
 from vantage.generation.stats import Counters, Stats
 from vantage.model import Model
 
-ALONE = Match(0, "not sought")  # every prompt has a cache of its own
+NOT_SHARED = Match(0, "not sought")  # every prompt has a cache of its own
 
 
 @torch.inference_mode()
@@ -50,7 +50,7 @@ def drafted(model: Model, batch: PromptBatch, draft: Draft, options: AnswerOptio
             prompt,
             None if options.sampling.logprobs is None else answer.picks,
             answer.seed,
-            ALONE,
+            NOT_SHARED,
             done,
             Guesses(answer.proposed, answer.accepted, answer.calls),
             answer.beyond_context,

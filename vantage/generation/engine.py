@@ -16,13 +16,14 @@ from torch import Tensor
 from vantage.cache import BLOCK
 from vantage.errors import BadInput, unknown
 from vantage.generation.block_memory import BlockMemory
-from vantage.generation.choices import NextToken, take_pick
+from vantage.generation.choices import take_pick
 from vantage.generation.chunks import PromptChunks, default_chunk
 from vantage.generation.forward_passes import ForwardPasses
 from vantage.generation.images import PromptImages
 from vantage.generation.limits import ContextWatch, GenerationLimits
+from vantage.generation.output_processor import OutputProcessor
 from vantage.generation.peers import Cancelled, Closed, Forgotten, NoPeers, Peers, StepBegun, Submitted
-from vantage.generation.request import Event, Output, QueueFull, Request, RequestFailed
+from vantage.generation.request import Event, Output, QueueFull, Request
 from vantage.generation.run_ahead import LaunchedSteps, RunAhead
 from vantage.generation.running_samples import RunningSample, by_pass
 from vantage.generation.sampling import Constraint, Pick, Sampling, fork_constraint, seed_of
@@ -107,7 +108,15 @@ class Engine:
             chunks_only=batch_invariant,
         )
         self._ahead = RunAhead(self._passes, self._scheduler, self._limits)
-        self._events: list[Event] = []
+        self._outputs = OutputProcessor(
+            memory,
+            self._scheduler,
+            self._passes,
+            self._counters,
+            self._context,
+            caching=cache,
+            keep_answers=not batch_invariant,
+        )
         self._ids = 0
 
     def __repr__(self) -> str:
@@ -171,7 +180,7 @@ class Engine:
         if not self._scheduler.has(request):
             raise BadInput(f"{request} is not one of this engine's: cancel it where it was submitted")
         self._peers.tell(Cancelled(request.id))
-        self._end(request, "cancelled")
+        self._outputs.end(request, "cancelled")
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
@@ -194,20 +203,18 @@ class Engine:
         if tokens and seconds:
             self._ahead.pace.note(perf_counter() - begun, steps, seconds)
         self._context.warn()
-        events, self._events = self._events, []
-        return events
+        return self._outputs.take_events()
 
     def run(self) -> list[Event]:
         """Step until nothing is left to do."""
-        events = list(self._events)
-        self._events.clear()
+        events = self._outputs.take_events()
         while not self.idle:
             events += self.step()
         return events
 
     @property
     def idle(self) -> bool:
-        return self._scheduler.idle and not self._events
+        return self._scheduler.idle and not self._outputs.events
 
     @property
     def prompts_wait(self) -> bool:
@@ -311,7 +318,7 @@ class Engine:
                     for sample, applies, token, logprob, good in rows:
                         if applies and sample.stage == "decode":
                             sample.feed()
-                            self._take(sample, take_pick(sample, Pick(token, logprob), fine=good))
+                            self._outputs.take(sample, take_pick(sample, Pick(token, logprob), fine=good))
             complete = True
         finally:
             if not complete:  # interrupted: rows hold more than was taken
@@ -369,7 +376,7 @@ class Engine:
             self._choose(samples, logits_V.expand(len(samples), -1))
         else:
             for one in samples:
-                self._end_scored(one)
+                self._outputs.end_scored(one)
 
     def _choose(self, samples: list[RunningSample], logits_BV: Tensor) -> None:
         """A token for each."""
@@ -378,43 +385,7 @@ class Engine:
             with self._counters.timed("pick"):
                 choice = next(choices)
             if sample.stage != "done":  # another sample of its request may have failed
-                self._take(sample, choice)
-
-    def _take(self, sample: RunningSample, choice: NextToken) -> None:
-        """A token has come, or why there is none, which is the request's own fault."""
-        if choice.error is not None:
-            return self._drop(sample.request, choice.error)
-        pick, text, finish = choice.pick, choice.text, choice.finish
-        beyond = self._context.passes(len(sample.tokens))
-        sample.tokens.append(pick.token)
-        sample.output.picks.append(pick)
-        sample.output.finish = finish
-        if sample.output.text is not None:
-            sample.output.text += text
-        self._counters.generated += 1
-        self._counters.beyond_context += beyond
-        sample.output.beyond_context += beyond
-        self._events.append(Event(sample.request, sample.output.sample, pick, finish, text, choice.ended_by))
-        if finish is not None:
-            if finish == "length":
-                self._context.ended(len(sample.request.tokens), len(sample.output.picks), sample.request.max_tokens)
-            self._complete(sample)
-        elif not self._caching:
-            self._scheduler.restart(sample)
-            sample.cache = self._memory.new(sample.length)
-
-    # ---- ends
-
-    def _complete(self, sample: RunningSample) -> None:
-        self._scheduler.finish(sample, keep=not self._invariant)
-        if sample.request.state == "finished":
-            self._passes.forget(sample.request)
-
-    def _end_scored(self, sample: RunningSample) -> None:
-        """The prompt is scored, and no token was asked for."""
-        sample.output.finish = "length"
-        self._events.append(Event(sample.request, sample.output.sample, None, "length", "", "length"))
-        self._complete(sample)
+                self._outputs.take(sample, choice)
 
     def _fail(self, samples: list[RunningSample], error: Exception) -> None:
         """A fault ends the requests of its pass. Their rows were rolled back by the cache, and are freed.
@@ -424,18 +395,4 @@ class Engine:
         if not self._peers.alone:
             raise error
         for request in dict.fromkeys(sample.request for sample in samples):
-            self._drop(request, error)
-
-    def _drop(self, request: Request, error: Exception) -> None:
-        if request.state != "finished":
-            request.error = RequestFailed(f"request {request.id} failed: {error}")
-            request.error.__cause__ = error
-            self._end(request, "error")
-
-    def _end(self, request: Request, finish: str) -> None:
-        self._scheduler.drop(request)
-        self._passes.forget(request)
-        for output in request.outputs:
-            if output.finish is None:
-                output.finish = finish
-                self._events.append(Event(request, output.sample, None, finish))
+            self._outputs.fail(request, error)

@@ -21,7 +21,7 @@ from vantage.spec.parts import EncoderOutput as Source
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import PendingSteps, RowChoice
 
-SCORED = 64  # tokens of a prompt whose logits are held at once
+SCORED_TOKENS = 64  # tokens of a prompt whose logits are held at once
 
 
 @final
@@ -127,8 +127,8 @@ def _score(model: Model, request: Request, hidden_TD: Tensor, start: int) -> Non
     """
     prompt, scores, top = request.tokens, request.prompt_picks, request.prompt_logprobs or 0
     begin, end = len(scores), min(start + len(hidden_TD) + 1, len(prompt))
-    for low in range(begin, end, SCORED):
-        high = min(low + SCORED, end)
+    for low in range(begin, end, SCORED_TOKENS):
+        high = min(low + SCORED_TOKENS, end)
         logits = _wide(model.head(hidden_TD[None, low - 1 - start : high - 1 - start])[0])
         highest = logits.amax(-1, keepdim=True)
         logprobs = logits - (highest + (logits - highest).exp().sum(-1, keepdim=True).log())

@@ -16,7 +16,7 @@ from vantage.cache import ModelCache
 from vantage.generation.cached_sequence import common_length
 
 OTHERS = 64  # tenants that are asked, to say why a prefix missed
-GHOSTS = 64  # evicted prefixes that are remembered by their tokens, to say why a prefix missed
+MAX_GHOSTS = 64  # evicted prefixes that are remembered by their tokens, to say why a prefix missed
 
 
 class PrefixKey(NamedTuple):
@@ -198,7 +198,7 @@ class Prefixes:
         self._ghost_order[id(leaf)] = leaf
         for old in self._ghosts.setdefault(leaf.key, PrefixTree()).add(leaf):
             del self._ghost_order[id(old)]
-        if len(self._ghost_order) > GHOSTS:
+        if len(self._ghost_order) > MAX_GHOSTS:
             _, oldest = self._ghost_order.popitem(last=False)
             _remove(self._ghosts, oldest)
 

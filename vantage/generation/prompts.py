@@ -18,7 +18,7 @@ from vantage.model import Model
 from vantage.spec.images import PreparedImage
 
 T = TypeVar("T")
-SHOWN = 80  # letters of a wrong prompt that a message shows
+MAX_SHOWN = 80  # letters of a wrong prompt that a message shows
 
 # Tokens with which chat models end a turn. Checkpoints rarely say which of them is theirs.
 TURN_ENDS = (
@@ -87,7 +87,7 @@ def _listed(value: Any) -> bool:
 
 def _short(value: object) -> str:
     shown = repr(value)
-    return shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "..."
+    return shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 3] + "..."
 
 
 def _images(given: Any) -> list[Any]:

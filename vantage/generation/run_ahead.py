@@ -20,8 +20,8 @@ from vantage.generation.running_samples import RunningSample
 from vantage.generation.scheduler import Scheduler
 from vantage.spec.sampling import Chosen, PendingSteps
 
-SECONDS_TOGETHER = 0.1  # seconds that steps may take together on a CPU
-LEAST_LEFT = 4  # of the longest answer: with fewer to come nothing more is launched before these are read
+MAX_CPU_SECONDS = 0.1  # seconds that steps may take together on a CPU
+MIN_REMAINING = 4  # of the longest answer: with fewer to come nothing more is launched before these are read
 
 
 @final
@@ -61,7 +61,7 @@ class RunAhead:
         self._passes, self._scheduler, self._limits = passes, scheduler, limits
         self._launched: list[LaunchedSteps] = []
         self.pace = Pace()
-        self._seconds = SECONDS_TOGETHER  # that a step took last on a CPU
+        self._seconds = MAX_CPU_SECONDS  # that a step took last on a CPU
 
     def next(self, samples: list[RunningSample]) -> LaunchedSteps | None:
         """Steps to be read now, with the next ones already launched; ``None``: the host must choose these tokens."""
@@ -115,9 +115,9 @@ class RunAhead:
         ends = [n for n in (self._limits.table, samples[0].length) if n is not None]
         room = [end - n for n in fed for end in ends]
         left = max(sample.text.left for sample in samples) - coming
-        if coming and left < LEAST_LEFT:
+        if coming and left < MIN_REMAINING:
             return 0
         most = self.pace.steps if self._scheduler.prompts_wait else MOST
         if not self._passes.asynchronous:
-            most = min(most, max(int(SECONDS_TOGETHER / self._seconds), 1))
+            most = min(most, max(int(MAX_CPU_SECONDS / self._seconds), 1))
         return min(most, left, *room)

@@ -22,7 +22,11 @@ from torch import Tensor
 from vantage.errors import BadInput, Refused
 from vantage.spec.sampling import SEEDS, RowChoice, Sampling
 
-AHEAD = (1e-3, 1e-7, 0.0)  # tokens are ranked down to these shares of the best one's probability, if need be to all
+RANKING_THRESHOLDS = (
+    1e-3,
+    1e-7,
+    0.0,
+)  # tokens are ranked down to these shares of the best one's probability, if need be to all
 
 
 @final
@@ -219,7 +223,7 @@ class Picker:
     def _draw(self, p_V: Tensor, u: float) -> int:
         """Inverse CDF, best tokens first, ties by id."""
         top_k, highest = self.sampling.top_k or 0, p_V.max()
-        for share in AHEAD:
+        for share in RANKING_THRESHOLDS:
             ids = _ranked(p_V, share * highest)
             ranked = p_V[ids]
             kept, whole = self._kept(ranked), len(ids) == self.vocab

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, final
 
-from vantage.checkpoints.tokenizer import HALF
+from vantage.checkpoints.tokenizer import REPLACEMENT
 from vantage.errors import BadInput
 from vantage.generation.sampling import Constraint
 from vantage.spec.stop import Stop
 
-PATIENCE = 8  # tokens that a character may be waited for; it has 4 bytes at most
+MAX_CHARACTER_TOKENS = 8  # tokens that a character may be waited for; it has 4 bytes at most
 
 
 class Decodes(Protocol):
@@ -42,7 +42,7 @@ class Detokeniser:
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         # after so many tokens it is no half character but bytes that never become one
-        half = text.endswith(HALF) and len(self._window) - self._shown < PATIENCE
+        half = text.endswith(REPLACEMENT) and len(self._window) - self._shown < MAX_CHARACTER_TOKENS
         if half or len(text) <= len(self._before):
             return ""
         return self._show(text)

@@ -31,7 +31,7 @@ from vantage.spec.positions import Pair, Positions
 
 PAIRS = 16
 THRESHOLD = 0.1  # nats: one key gets 10 % more weight than the other
-AT_ONCE = 512
+QUERIES_PER_BLOCK = 512
 
 
 @final
@@ -149,7 +149,9 @@ def _curve(recorded: RecordedPass, upto: int, pairs: int, seed: int, progress: P
     last = Positions.arange(pairs, 1, upto - 1, q.device).declare(upto)
     need = replace(recorded.call.need, mask=Everything())
     curves = []
-    each = upto if isinstance(recorded.bias, CountedPositions) else AT_ONCE  # a count goes over all keys at once
+    each = (
+        upto if isinstance(recorded.bias, CountedPositions) else QUERIES_PER_BLOCK
+    )  # a count goes over all keys at once
     for start in range(0, upto, each):
         width = min(each, upto - start)
         keys = Positions.arange(pairs, width, start, q.device).declare(upto)

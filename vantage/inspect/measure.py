@@ -17,7 +17,7 @@ from vantage.inspect.sites import KernelCall
 from vantage.inspect.tiles import Tile, tiles
 from vantage.spec.masks import visible
 
-FITS = 2  # rounds of fitting: more change nothing that is shown
+FIT_ROUNDS = 2  # rounds of fitting: more change nothing that is shown
 LOCAL = 8  # keys that count as near: less than so many away
 MEASURES = (
     "previous",
@@ -143,7 +143,7 @@ def _pattern(call: KernelCall) -> Pattern:
     offset = call.pair.k.order[0][None] - call.pair.q.order[0][:, None] + n - 1
     count = torch.zeros(2 * n - 1, **wide).index_add_(0, offset[shown], torch.ones(int(shown.sum()), **wide))
     pattern = total / count.clamp_min(1)
-    for _ in range(FITS):
+    for _ in range(FIT_ROUNDS):
         pattern = _fitted(pattern, total, torch.cat(rest, 1), offset, shown)
     return Pattern(first / call.q.shape[2], pattern, n)
 

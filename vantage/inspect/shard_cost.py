@@ -13,7 +13,7 @@ from vantage.model import Model
 from vantage.spec.mesh import MeshShape
 from vantage.training.distributed import blocks_of, expert_units, unshared
 
-WIDE = 4  # bytes: weights are kept, and gradients summed, in float32 at least
+FLOAT32_BYTES = 4  # bytes: weights are kept, and gradients summed, in float32 at least
 
 
 @final
@@ -60,7 +60,7 @@ def shard_numbers(p: Tensor, ranks: int, *, padded: bool = True) -> int:
 
 
 def wide(dtype: torch.dtype) -> int:
-    return max(WIDE, dtype.itemsize)
+    return max(FLOAT32_BYTES, dtype.itemsize)
 
 
 def _bytes(unit: Iterable[Tensor], dtype: torch.dtype) -> int:

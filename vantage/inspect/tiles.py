@@ -23,7 +23,7 @@ from vantage.spec.parts import Dense, Need, Pointwise
 from vantage.spec.positions import Known, Pair, Place, Positions
 
 CELLS = 2**20  # weights of a tile: small enough to stay in a core's cache
-GAP = 64  # keys seen by all between two stretches that are not: fewer are not worth a stretch of their own
+MIN_GAP = 64  # keys seen by all between two stretches that are not: fewer are not worth a stretch of their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +191,7 @@ def _stretches(numbers: list[int]) -> list[tuple[int, int]]:
     """From, to (not included) of a rising list; small gaps are bridged."""
     stretches: list[tuple[int, int]] = []
     for n in numbers:
-        if stretches and n - stretches[-1][1] < GAP:
+        if stretches and n - stretches[-1][1] < MIN_GAP:
             stretches[-1] = (stretches[-1][0], n + 1)
         else:
             stretches.append((n, n + 1))

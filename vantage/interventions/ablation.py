@@ -17,7 +17,7 @@ from vantage.interventions.sweeps import BaseRun, Sweep, check_kind, sweep
 from vantage.interventions.trace import LIMIT, trace
 from vantage.model import Model
 
-WAYS = ("zero", "mean", "resample")
+METHODS = ("zero", "mean", "resample")
 
 
 def ablate(
@@ -96,8 +96,8 @@ def _prepared(
     source: Any, position: int, limit: int,
 ) -> tuple[BaseRun, Any]:  # fmt: skip
     """The text as the model reads it, and a function from an activation's name to what takes its place."""
-    if how not in WAYS:
-        raise BadInput(unknown("way to ablate", how, WAYS))
+    if how not in METHODS:
+        raise BadInput(unknown("way to ablate", how, METHODS))
     dims = activations(model)[names[0]].dims
     if how != "zero" and "key" in dims:
         raise BadInput(f"how={how!r}: {names[0]} has no mean over texts of other lengths; use 'zero'")

@@ -18,7 +18,7 @@ from vantage.interventions.targets import read_token
 from vantage.interventions.trace import LIMIT, trace
 from vantage.model import Model
 
-LEAST = -1e4  # a log-probability that counts as 0: no product with infinity
+MIN_LOGPROB = -1e4  # a log-probability that counts as 0: no product with infinity
 RIDGE = 1e-3  # of the mean square of what is mapped: how much a fitted map is held to be the identity
 
 
@@ -199,7 +199,9 @@ def _facts(shares: Tensor, final: Tensor, top: int, wanted: int | None) -> dict[
     best = shares.topk(top, -1)
     facts = {"tokens": best.indices, "probabilities": best.values.exp()}
     facts["entropy"] = torch.special.entr(shares.exp()).sum(-1)
-    facts["divergence"] = torch.where(final > LEAST, final.exp() * (final - shares.clamp_min(LEAST)), 0).sum(-1)
+    facts["divergence"] = torch.where(
+        final > MIN_LOGPROB, final.exp() * (final - shares.clamp_min(MIN_LOGPROB)), 0
+    ).sum(-1)
     if wanted is not None:
         own = shares[:, wanted]
         facts |= {"target": own, "rank": (shares > own[:, None]).sum(-1)}

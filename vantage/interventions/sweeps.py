@@ -26,7 +26,7 @@ from vantage.model import Model
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import EncoderOutput
 
-AT_ONCE = 1024  # tokens of a batch
+MAX_BATCH_TOKENS = 1024  # tokens of a batch
 DIM = {"positions": "token", "heads": "head"}
 
 
@@ -81,7 +81,7 @@ class BaseRun:
         """(cells,): measured with the edits of each, all in this layer or later; and what is read. A row is a cell."""
         model, first = self.model, begin_at(self.model.spec, layer)
         start = self.values[f"layers.{first}.residual_before"]
-        each = max(1, AT_ONCE // start.shape[1])
+        each = max(1, MAX_BATCH_TOKENS // start.shape[1])
         measured, kept = list[Tensor](), dict[str, list[Tensor]]()
         for low in range(0, cells, each):
             some = range(low, min(low + each, cells))

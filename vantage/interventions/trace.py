@@ -29,7 +29,7 @@ from vantage.spec.parts import Context, Kernel, Need, View
 from vantage.spec.positions import Positions
 
 LIMIT = GIB  # bytes that may be kept and, for scores and weights, formed at once
-FORMED = 3  # scores, weights and what edits make of them
+SCORE_SIZED_TENSORS = 3  # scores, weights and what edits make of them
 
 
 @final
@@ -233,7 +233,7 @@ class _TracedRun:
             if kernel != ShowingKernel.name:
                 self._seen.switched[where] = kernel
             itemsize = torch.promote_types(q.dtype, torch.float32).itemsize
-            self._check(where, FORMED * math.prod(q.shape[:3]) * view.k.shape[2] * itemsize)
+            self._check(where, SCORE_SIZED_TENSORS * math.prod(q.shape[:3]) * view.k.shape[2] * itemsize)
             return ShowingKernel(heads, replaced)
 
         return x, replace(ctx, choose=choose)

@@ -19,7 +19,7 @@ from vantage.spec.positions import Pair, Positions
 from vantage.spec.query_blocks import SeesStretches, of_queries, query_blocks
 from vantage.spec.registry import Entry
 
-FORMED = 4  # tensors of a block that are as large as its scores, at the same time
+SCORE_SIZED_TENSORS = 4  # tensors of a block that are as large as its scores, at the same time
 
 
 class QueryBlocks:
@@ -41,7 +41,7 @@ class QueryBlocks:
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         B, H, T, _ = q_BHTd.shape
-        blocks = query_blocks(T, FORMED * B * H * view.k.shape[2], q_BHTd.device, self.queries)
+        blocks = query_blocks(T, SCORE_SIZED_TENSORS * B * H * view.k.shape[2], q_BHTd.device, self.queries)
         if len(blocks) <= 1:
             return _inner(need, q_BHTd, view)(q_BHTd, view, pair, need)
         attended = [self.block(q_BHTd, view, pair, need, cut) for cut in blocks]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vantage.kernels.fused import DTYPES, WIDEST, cannot_run
 from vantage.kernels.reference import normalise
-from vantage.kernels.sdpa import AT_EASE
+from vantage.kernels.sdpa import CHEAP_MASK_SIZE
 from vantage.spec.chosen import ChosenKeys
 from vantage.spec.masks import Mask, visible
 from vantage.spec.parts import Attended, Dense, Need, Pointwise, View
@@ -21,8 +21,8 @@ from vantage.spec.query_blocks import query_blocks
 from vantage.spec.registry import Entry
 
 IN_TRITON = ("cuda",)  # where gpu/chosen.py runs; a test adds the CPU, for Triton's interpreter
-FORMED_PLACES = 8  # tensors as large as the columns of a block, where it is asked which of them are seen
-FORMED = 3  # tensors of a block that are as large as its scores, beside its keys and values
+COLUMN_SIZED_TENSORS = 8  # tensors as large as the columns of a block, where it is asked which of them are seen
+SCORE_SIZED_TENSORS = 3  # tensors of a block that are as large as its scores, beside its keys and values
 
 
 class ChosenKeysKernel:
@@ -56,7 +56,7 @@ class ChosenKeysKernel:
         chosen = chosen_keys(need)
         assert chosen is not None, "asked for before"
         B, H, T, _ = q.shape
-        return B * H * T * view.k.shape[2] <= AT_EASE or 4 * chosen.columns.shape[-1] > view.k.shape[2]
+        return B * H * T * view.k.shape[2] <= CHEAP_MASK_SIZE or 4 * chosen.columns.shape[-1] > view.k.shape[2]
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         chosen = chosen_keys(need)
@@ -64,7 +64,7 @@ class ChosenKeysKernel:
         if runs_in_triton(chosen, need, q_BHTd, view):
             return _in_triton(q_BHTd, view, pair, need, chosen)
         (B, H, T, d), (_, G, _, e) = q_BHTd.shape, view.v.shape
-        numbers = B * chosen.columns.shape[-1] * (G * (d + e) + FORMED * H)
+        numbers = B * chosen.columns.shape[-1] * (G * (d + e) + SCORE_SIZED_TENSORS * H)
         parts = [
             self.block(q_BHTd, view, pair, need, cut) for cut in query_blocks(T, numbers, q_BHTd.device, self.queries)
         ]
@@ -104,7 +104,7 @@ def _in_triton(q: Tensor, view: View, pair: Pair, need: Need, chosen: ChosenKeys
 
     assert need.temperature is not None
     columns = torch.empty(chosen.columns.shape, dtype=torch.int32, device=q.device)
-    for cut in query_blocks(q.shape[2], q.shape[0] * FORMED_PLACES * columns.shape[-1], q.device):
+    for cut in query_blocks(q.shape[2], q.shape[0] * COLUMN_SIZED_TENSORS * columns.shape[-1], q.device):
         some = chosen.columns[:, cut]
         columns[:, cut] = torch.where(shown_columns(some, need.mask, pair, cut)[0][:, 0], some, EMPTY).to(torch.int32)
     out, lse = gpu.attend(q, view.k, view.v, columns, need.scale / need.temperature)

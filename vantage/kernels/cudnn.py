@@ -26,9 +26,9 @@ from vantage.spec.rounding import ceil_div, next_power_of_2
 if TYPE_CHECKING:
     from vantage.kernels.gpu.cudnn_calls import PassCalls
 
-SHORTEST = 512  # queries from which on a plan is worth its time
+MIN_QUERIES = 512  # queries from which on a plan is worth its time
 PAYS_AFTER = 5e14  # operations in which a plan of 0.2 s is won back: 450 and 560 TFLOP/s, fused and planned
-MOST_SHAPES = 64  # that are planned for
+MAX_SHAPES = 64  # that are planned for
 WIDEST = 256  # of a head
 OLDEST = 91_900  # version of cuDNN that was tried
 
@@ -40,7 +40,7 @@ class Cudnn:
     name = "cudnn"
 
     def __init__(self) -> None:
-        self.shapes = RecurringShapes(PAYS_AFTER, plans=MOST_SHAPES)
+        self.shapes = RecurringShapes(PAYS_AFTER, plans=MAX_SHAPES)
         self.elsewhere = Fused()
 
     def auto(self, device: str) -> bool:
@@ -58,7 +58,7 @@ class Cudnn:
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
         """Where a row is short, or nobody knows that its shape comes again."""
         T, S = q.shape[2], view.k.shape[2]
-        if T < SHORTEST or torch.compiler.is_compiling():  # nobody counts passes in compiled code
+        if T < MIN_QUERIES or torch.compiler.is_compiling():  # nobody counts passes in compiled code
             return True
         flags = mask_flags(need.mask)
         assert flags is not None, "a mask that was not refused"

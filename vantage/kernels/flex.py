@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from vantage.kernels.sdpa import AT_EASE
+from vantage.kernels.sdpa import CHEAP_MASK_SIZE
 from vantage.spec.masks import Everything, Mask, visible
 from vantage.spec.normalisers import NOT_SOFTMAX
 from vantage.spec.parts import Attended, Dense, Need, View
@@ -71,7 +71,7 @@ class Flex:
     def most(self, need: Need) -> int:
         """A mask, one byte a pair and once for all layers, is worth its speed. A bias is not, nor is one that leaves a
         block of queries few keys to read."""
-        return AT_EASE if isinstance(need.bias, Dense | SeesStretches) else LARGEST_MASK
+        return CHEAP_MASK_SIZE if isinstance(need.bias, Dense | SeesStretches) else LARGEST_MASK
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None

@@ -51,8 +51,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # of a head
 LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps a place for each of them
 WIDEST_VALUES = 129  # distances that a value may have a vector for: they are one tile
-MOST_BREAKS = 64  # break points of a function in pieces
-WIDE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
+MAX_BREAKS = 64  # break points of a function in pieces
+HOPPER_TILE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 2, 3, 4}  # forms by number, as in fused_bias.NUMBERS
 BLOCK_HEADS = (64, 128)  # widths of heads that gpu/hopper_documents.py has
@@ -157,8 +157,8 @@ def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
             return f"the fused kernel needs vectors of distances as wide as its heads, not {width}"
     if isinstance(form, DistanceTable | RowTable) and form.values.shape[-1] > LONGEST_TABLE and learns(form.values):
         return f"the fused kernel learns tables of up to {LONGEST_TABLE} distances, not {form.values.shape[-1]}"
-    if (n := break_points(form)) > MOST_BREAKS:
-        return f"the fused kernel has functions of up to {MOST_BREAKS} break points, not {n}"
+    if (n := break_points(form)) > MAX_BREAKS:
+        return f"the fused kernel has functions of up to {MAX_BREAKS} break points, not {n}"
     if isinstance(form, CountTable):
         flags = mask_flags(need.mask)
         if flags is None or not (flags.one_sided or flags.nothing):
@@ -225,18 +225,20 @@ def _wide(
     one_sided = bias.beyond is not None and flags.one_sided
     cheap = one_sided and (bias.banks > 0 or not bias.width)
     known = bias.form in WIDE_ALWAYS or (bias.form in WIDE_ONE_SIDED and cheap)
-    if not (known and runs(pair) and flags.one_sided and q.shape[2] >= WIDE and not torch.compiler.is_compiling()):
+    if not (
+        known and runs(pair) and flags.one_sided and q.shape[2] >= HOPPER_TILE and not torch.compiler.is_compiling()
+    ):
         return None, None
     if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD:
         return None, None
     if not _hopper(q.device.index or 0):
         return None, None
     beyond, first = bias.beyond if flags.one_sided else None, pair.k.known.first or 0
-    ranges = _ranges_of_runs(offset(pair), first, q.shape[2], view.k.shape[2], flags, WIDE, beyond, q.device)
+    ranges = _ranges_of_runs(offset(pair), first, q.shape[2], view.k.shape[2], flags, HOPPER_TILE, beyond, q.device)
     tiles = None
     if bias.banks:
         assert bias.one is not None
-        tiles = bank(bias.one.detach(), bias.low, offset(pair) % WIDE, WIDE)
+        tiles = bank(bias.one.detach(), bias.low, offset(pair) % HOPPER_TILE, HOPPER_TILE)
     return ranges.keys, tiles
 
 
@@ -249,7 +251,7 @@ def blocks_of_queries(q: Tensor, view: View, flags: MaskFlags, pair: Pair, need:
     if not plain or not isinstance(form_of_need(need), Slope | None) or need.value_bias is not None:
         return None
     T, S, k, v = pair.q.shape[1], pair.k.shape[1], view.k, view.v
-    if T != S or T < WIDE or pair.q.known.empty:
+    if T != S or T < HOPPER_TILE or pair.q.known.empty:
         return None
     if q.shape[3] not in BLOCK_HEADS or v.shape[3] != q.shape[3] or q.element_size() != 2:
         return None
@@ -261,7 +263,7 @@ def blocks_of_queries(q: Tensor, view: View, flags: MaskFlags, pair: Pair, need:
 
     def make() -> Tensor:
         with torch.inference_mode(False):  # they serve training as well
-            return document_blocks(pair.q, documents[0], WIDE)
+            return document_blocks(pair.q, documents[0], HOPPER_TILE)
 
     return pair.once("document blocks", make)
 

@@ -31,7 +31,7 @@ from vantage.spec.forms import (
 from vantage.spec.parts import Need
 from vantage.spec.positions import Pair
 
-MOST_BANKED = 4_096  # distances of a table whose tiles are made beforehand
+MAX_BANKED = 4_096  # distances of a table whose tiles are made beforehand
 FAR_BLOCKS = 4  # from so many blocks away on, a logarithm or power of the distance is a cubic in each tile (gpu/far.py)
 LOG2E = math.log2(math.e)
 HEADER, GROUP = 4, 4  # as gpu/pieces.py has them
@@ -85,7 +85,7 @@ def bias_tensors(
         values, low = values[..., min(-low, values.shape[-1] - 1) :], min(0, low + values.shape[-1] - 1)
     values, width = _float(values, cool), values.shape[-1]
     ready = None
-    if isinstance(form, DistanceTable) and flags.one_sided and runs(pair) and width <= MOST_BANKED:
+    if isinstance(form, DistanceTable) and flags.one_sided and runs(pair) and width <= MAX_BANKED:
         ready = bank(values.detach(), low, offset(pair) % block, block)
     banks = 0 if ready is None else ready.shape[1]
     return BiasTensors(number, values, ready, low, width, low + width - 1, banks)

@@ -20,7 +20,7 @@ from vantage.spec.masks import (
     conjuncts,
 )
 
-MOST_KEPT = 256
+MAX_KEPT = 256
 
 
 class MaskFlags(NamedTuple):
@@ -49,7 +49,7 @@ def mask_flags(mask: Mask) -> MaskFlags | None:
     if torch.compiler.is_compiling():
         return _read(mask)
     flags = _kept.get(mask)
-    if flags is None and (flags := _read(mask)) is not None and len(_kept) < MOST_KEPT:
+    if flags is None and (flags := _read(mask)) is not None and len(_kept) < MAX_KEPT:
         _kept[mask] = flags
     return flags
 

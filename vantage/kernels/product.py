@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-LARGE = 25_000_000  # multiply-adds from which on it gains
+MIN_MULTIPLY_ADDS = 25_000_000  # multiply-adds from which on it gains
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -33,7 +33,7 @@ def _gains(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and x.dim() > 1
-        and x.numel() * len(weight) >= LARGE
+        and x.numel() * len(weight) >= MIN_MULTIPLY_ADDS
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()  # it has no rule for vmap
     )

@@ -16,10 +16,10 @@ from vantage.spec.parts import Attended, Need, View, materialise
 from vantage.spec.positions import Pair
 from vantage.spec.registry import Entry, Refusal
 
-AT_EASE = 2**23  # numbers of a mask or bias up to which forming them costs no more than to start another kernel
+CHEAP_MASK_SIZE = 2**23  # numbers of a mask or bias up to which forming them costs no more than to start another kernel
 MANY_PAIRS = 2**27  # of all rows and heads, from which on looking at a mask or bias for each costs more than that
-UNPLANNED = 4_096  # queries from which on a GPU's attention without a plan is slower than the fused kernel
-TILED = 64  # queries from which on a CPU's attention in tiles is the faster one
+FUSED_FROM_QUERIES = 4_096  # queries from which on a GPU's attention without a plan is slower than the fused kernel
+TILES_FROM_QUERIES = 64  # queries from which on a CPU's attention in tiles is the faster one
 PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
 PAYS_AFTER = 1e14  # operations in which a plan of 50 ms is won back: 430 and 570 TFLOP/s, without and with
 _shapes = RecurringShapes(PAYS_AFTER)  # without gradients
@@ -63,14 +63,14 @@ class Sdpa:
         large or looked at often, and where torch has no plan for a long row, without which its attention is half as
         fast."""
         if q.device.type == "cpu":
-            return q.shape[-2] >= TILED
+            return q.shape[-2] >= TILES_FROM_QUERIES
         if q.device.type != "cuda" or q.shape[-2] == 1:
             return False
         formed = self.forms(need, q, view)
         pairs = q.shape[0] * q.shape[1] * q.shape[2] * view.k.shape[2]
-        if formed > AT_EASE or (formed and pairs >= MANY_PAIRS):
+        if formed > CHEAP_MASK_SIZE or (formed and pairs >= MANY_PAIRS):
             return True
-        return q.shape[-2] >= UNPLANNED and q.element_size() == 2 and not plans_pay(q, view)
+        return q.shape[-2] >= FUSED_FROM_QUERIES and q.element_size() == 2 and not plans_pay(q, view)
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 from vantage.errors import BadInput, Refused, unknown
 from vantage.kernels import blocks, flex
 from vantage.kernels.flex import cannot_compile
-from vantage.kernels.sdpa import AT_EASE
+from vantage.kernels.sdpa import CHEAP_MASK_SIZE
 from vantage.spec.parts import AutoKernel, Kernel, Need, View
 from vantage.spec.registry import Entry, Registry, entries_of
 
@@ -78,7 +78,7 @@ class Candidate(NamedTuple):
         if self.forms is None:
             return 0
         formed = self.forms(need, q, view)
-        return formed if formed > (AT_EASE if self.most is None else self.most(need)) else 0
+        return formed if formed > (CHEAP_MASK_SIZE if self.most is None else self.most(need)) else 0
 
 
 Choose = Callable[[Need, Tensor, View], Kernel]

@@ -24,7 +24,7 @@ from vantage.spec.positions import Pair, Place, Positions
 from vantage.spec.registry import Entry
 
 TILE = 64  # as tiles.h has it
-FURTHEST = 2**22  # distances of a bias that are worked out beforehand, for every head
+MAX_DISTANCES = 2**22  # distances of a bias that are worked out beforehand, for every head
 NO_PLACE = -1
 
 
@@ -127,7 +127,7 @@ def bias_numbers(form: PointwiseForm | None, pair: Pair, heads: int) -> BiasNumb
         return BiasNumbers(BiasKind.QUERY_AND_DISTANCE, form.values, None, form.first, form.values.shape[-1])
     lowest, highest = pair.once("tiles: distances", lambda: _distances(pair))
     length = highest - lowest + 1
-    if length > FURTHEST:
+    if length > MAX_DISTANCES:
         return None
     length += TILE  # a run of queries is read on to the end of its tile
     distance, head = torch.arange(lowest, lowest + length), torch.arange(heads)[:, None]

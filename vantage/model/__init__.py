@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vantage.model.recipes import decoder, encoder, encoder_decoder
-from vantage.model.skeleton import empty_model, no_weights
+from vantage.model.skeleton import empty_model, fit_buffers, no_weights, parameter_names
 from vantage.model.transformer import Model
 from vantage.spec.model import ModelSpec
 from vantage.spec.parts import Kernel
@@ -18,4 +18,14 @@ def build(spec: ModelSpec, *, seed: int = 0, kernel: str | Kernel = "auto") -> M
         return Model(spec, kernel=kernel)
 
 
-__all__ = ["Model", "build", "decoder", "empty_model", "encoder", "encoder_decoder", "no_weights"]
+__all__ = [
+    "Model",
+    "build",
+    "decoder",
+    "empty_model",
+    "encoder",
+    "encoder_decoder",
+    "fit_buffers",
+    "no_weights",
+    "parameter_names",
+]

@@ -55,6 +55,17 @@ def assemble_last_norm(spec: ModelSpec) -> nn.Module:
     return norm if spec.altup is None else StreamsEnd(spec.altup, norm, spec.width)
 
 
+def check_buffers(model: nn.Module) -> None:
+    """Files of a model have its parameters. A buffer that is to be saved would come back as a constructor makes it."""
+    buffers = [name for name, _ in model.named_buffers()]
+    if kept := sorted(set(buffers) & set(model.state_dict())) if buffers else []:
+        owner = type(model.get_submodule(kept[0].rpartition(".")[0])).__name__
+        raise Refused(
+            f"{owner} keeps the buffer {kept[0]!r}, and only parameters are saved with a model: register it with "
+            "persistent=False if the constructor computes it, or make it an nn.Parameter"
+        )
+
+
 def assemble_blocks(spec: ModelSpec, shared: dict[Any, nn.Module]) -> nn.ModuleList:
     read = {layer.source for layer in spec.layers}
     blocks = [_block(i, layer, spec.width, shared, i in read) for i, layer in enumerate(spec.layers)]

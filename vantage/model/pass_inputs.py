@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -80,3 +83,28 @@ def check_images(images: ImageTokens | None, pos: Positions, *, reads: bool) -> 
         if not reads:
             raise BadInput("this model reads no images: leave images out")
         images.check(pos.shape)
+
+
+def in_pieces(
+    tokens: Tensor,
+    pos: Positions,
+    cache: ModelCache,
+    source: EncoderOutput | None,
+    types: Tensor | None,
+    images: ImageTokens | None,
+    watch: Any,
+) -> Iterator[tuple[Any, ...]]:
+    """Passes as wide as the cache takes them, each as (tokens, positions, cache, mask, length, source, types, images,
+    watch).
+
+    How wide the next one is, is asked when it is taken: the one before must have run by then. A piece is kept, or none
+    of it.
+    """
+    at, end = 0, pos.shape[1]
+    while at < end:
+        width = cache.widest(rest := pos.narrow(at, end - at))
+        piece = None if types is None else types[:, at : at + width]
+        seen = None if images is None else images.narrow(at, width)
+        part = tokens[:, at : at + width]
+        yield part, rest.narrow(0, width), cache, None, None, None if at else source, piece, seen, watch
+        at += width

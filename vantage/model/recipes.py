@@ -9,7 +9,7 @@ from functools import wraps
 from math import sqrt
 from typing import Any, ParamSpec, TypeVar
 
-from vantage.attention import GroupedQuery
+from vantage.attention import ATTENTIONS, GroupedQuery
 from vantage.errors import BadInput, Refused, unknown
 from vantage.model.parts import ffn_by_name, norms_by_name
 from vantage.position import encoding
@@ -41,14 +41,13 @@ WIRINGS: dict[str, Wiring | Parallel] = {"pre": PRE, "post": POST, "sandwich": S
 def decoder_spec(vocab: int, options: DecoderOptions) -> ModelSpec:
     if options.bidirectional and options.mask is not None:
         raise BadInput("bidirectional=True takes the causal mask away: give it or mask=, not both")
-    mask = Everything() & SameSegment() if options.bidirectional else options.mask
-    spec = _stack(vocab, options, Causal() & SameSegment() if mask is None else mask, _attention(options))
+    usual = Everything() if options.bidirectional else Causal()
+    spec = _stack(vocab, options, _whole_mask(options.mask, usual & SameSegment()), _attention(options))
     return replace(spec, head=Head(tied=options.tied))
 
 
 def encoder_spec(vocab: int, options: EncoderOptions) -> ModelSpec:
-    mask = Everything() & SameSegment() if options.mask is None else options.mask
-    return _stack(vocab, options, mask, _attention(options))
+    return _stack(vocab, options, _whole_mask(options.mask, Everything() & SameSegment()), _attention(options))
 
 
 def encoder_decoder_spec(vocab: int, options: EncoderDecoderOptions) -> ModelSpec:
@@ -66,13 +65,24 @@ def encoder_decoder_spec(vocab: int, options: EncoderDecoderOptions) -> ModelSpe
 
 
 def _attention(options: StackOptions) -> AttentionConfig:
-    if options.attention is None:
-        if options.heads is None:
-            raise BadInput("say heads=, or attention= with an attention config")
+    attention, plain = options.attention, options.kv_heads is None and options.bias is type(options).bias
+    if not isinstance(attention, str | None):
+        if options.heads is not None or not plain:
+            raise BadInput("heads=, kv_heads= and bias= belong to plain attention: give them or attention=, not both")
+        return attention
+    if options.heads is None:
+        raise BadInput("say heads=, or attention= with an attention config")
+    if attention is None:
         return GroupedQuery(options.heads, options.kv_heads, bias=options.bias, out_bias=options.bias)
-    if options.heads is not None or options.kv_heads is not None or options.bias is not type(options).bias:
-        raise BadInput("heads=, kv_heads= and bias= belong to plain attention: give them or attention=, not both")
-    return options.attention
+    if not plain:
+        raise BadInput(f"kv_heads= and bias= belong to plain attention: leave them out with attention={attention!r}")
+    return ATTENTIONS[attention].make(options.heads)
+
+
+def _whole_mask(mask: Mask | None, usual: Mask) -> Mask:
+    if mask is not None and not isinstance(mask, Mask):
+        raise BadInput(f"mask={mask!r} is no mask: give an object, such as vt.Causal() & vt.Window(512)")
+    return usual if mask is None else mask
 
 
 def _stack(vocab: int, options: StackOptions, mask: Mask, attention: AttentionConfig) -> ModelSpec:

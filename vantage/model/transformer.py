@@ -12,13 +12,21 @@ from torch import Tensor, nn
 from vantage.cache import ROUNDING, CacheKind, ModelCache, make_cache
 from vantage.errors import BadInput, Refused
 from vantage.kernels import chooser
-from vantage.model.assemble import assemble_blocks, assemble_embedding, assemble_last_norm
+from vantage.model.assemble import assemble_blocks, assemble_embedding, assemble_last_norm, check_buffers
 from vantage.model.ends import Unembed
 from vantage.model.layer_caches import LayerCaches, cache_plans
 from vantage.model.lowered import NATIVE, WholeSteps
 from vantage.model.packed import PackedWeight
 from vantage.model.part_errors import name_failed_part
-from vantage.model.pass_inputs import check_images, check_mask, check_source, declared_length, for_rows, next_positions
+from vantage.model.pass_inputs import (
+    check_images,
+    check_mask,
+    check_source,
+    declared_length,
+    for_rows,
+    in_pieces,
+    next_positions,
+)
 from vantage.model.placement import AllOnDevice, Placement
 from vantage.model.pooling import NoPooler
 from vantage.spec.images import ImageTokens
@@ -59,6 +67,7 @@ class Model(nn.Module):
         )
         # for who wants one vector a row: model.pooler(model.hidden(tokens))
         self.pooler = NoPooler() if spec.pooler is None else spec.pooler.build(spec.width, spec.width)
+        check_buffers(self)
 
     @property
     def kernel(self) -> str | Kernel:
@@ -209,7 +218,8 @@ class Model(nn.Module):
         check_source(memory, cache, len(tokens), reads=self.encoder is not None)
         check_images(images, pos, reads=self.vision is not None)
         if cache is not None and cache.widest(pos) < pos.shape[1]:
-            return self._in_pieces(tokens, pos, cache, memory, types, images, watch)
+            pieces = in_pieces(tokens, pos, cache, memory, types, images, watch)
+            return torch.cat([self._hidden(*inputs) for inputs in pieces], 1)
         if cache is None and watch is None and self.whole_steps.prefers(self):
             cache = self._one_pass(pos)
         with contextlib.nullcontext() if cache is None else cache.step(pos):
@@ -240,28 +250,6 @@ class Model(nn.Module):
         pos = Positions.arange(*x_BTD.shape[:2], device=x_BTD.device) if positions is None else positions
         check_source(source, None, len(x_BTD), reads=self.encoder is not None)
         return self.run(x_BTD, self.context(pos, None, source), layer)
-
-    def _in_pieces(
-        self,
-        tokens: Tensor,
-        pos: Positions,
-        cache: ModelCache,
-        memory: EncoderOutput | None,
-        types: Tensor | None,
-        images: ImageTokens | None,
-        watch: Watch | None,
-    ) -> Tensor:
-        """One pass after the other, as wide as the cache takes them: each piece is kept, or none of it."""
-        hidden: list[Tensor] = []
-        at, end = 0, pos.shape[1]
-        while at < end:
-            width = cache.widest(rest := pos.narrow(at, end - at))
-            piece = None if types is None else types[:, at : at + width]
-            source = None if hidden else memory
-            part, seen = tokens[:, at : at + width], None if images is None else images.narrow(at, width)
-            hidden.append(self._hidden(part, rest.narrow(0, width), cache, None, None, source, piece, seen, watch))
-            at += width
-        return torch.cat(hidden, 1)
 
     def encode(self, source: Tensor, *, mask: Tensor | None = None) -> EncoderOutput:
         """Run the encoder. ``mask`` is a padding mask (B, S)."""

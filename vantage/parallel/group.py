@@ -21,8 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from vantage.errors import VantageError
 
-BEAT_S = 1.0  # between two signs of life
-SILENT_S = 15.0  # without one, a process counts as dead
+HEARTBEAT_S = 1.0  # between two signs of life
+HEARTBEAT_TIMEOUT_S = 15.0  # without one, a process counts as dead
 GRACE_S = 5.0  # for a process to end by itself, and say more, once another has failed
 
 
@@ -59,7 +59,7 @@ def ending_together() -> Iterator[None]:
         other = None
         if _watches and isinstance(e, RuntimeError) and not isinstance(e, VantageError):
             # who waited for one that died gets an error of the wire: the reason is the other's
-            other = _watches[0].reason_of_another(SILENT_S + BEAT_S)
+            other = _watches[0].reason_of_another(HEARTBEAT_TIMEOUT_S + HEARTBEAT_S)
         if other is not None:
             _end_watch(f"ended because {other}")
             raise PeerEnded(other) from e
@@ -83,7 +83,7 @@ class DeathWatch:
     def __init__(self, store: Any, rank: int, size: int):
         self.rank, self.size = rank, size
         self._store, self._over = store, threading.Event()
-        self._store.set_timeout(timedelta(seconds=BEAT_S * 3))
+        self._store.set_timeout(timedelta(seconds=HEARTBEAT_S * 3))
         self._heard = dict.fromkeys((r for r in range(size) if r != rank), (b"", time.monotonic()))
         self._store.set(f"alive {rank}", "0")
         threading.Thread(target=self._run, daemon=True, name="death-watch").start()
@@ -104,7 +104,7 @@ class DeathWatch:
                 reason = "the process that holds the store of the group has ended"
             if reason is not None or time.monotonic() > until:
                 return reason
-            time.sleep(BEAT_S / 4)
+            time.sleep(HEARTBEAT_S / 4)
 
     def _look(self) -> str | None:
         for rank in list(self._heard):
@@ -118,13 +118,13 @@ class DeathWatch:
             before, since = self._heard[rank]
             if beat != before:
                 self._heard[rank] = beat, time.monotonic()
-            elif time.monotonic() - since > SILENT_S:
+            elif time.monotonic() - since > HEARTBEAT_TIMEOUT_S:
                 return f"{who} ended without a word: it was killed, or its machine is gone"
         return None
 
     def _run(self) -> None:
         beat = 0
-        while not self._over.wait(BEAT_S):
+        while not self._over.wait(HEARTBEAT_S):
             beat += 1
             try:
                 self._store.set(f"alive {self.rank}", str(beat))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vantage.errors import Refused
-from vantage.model import Model, empty_model
+from vantage.model import Model, empty_model, fit_buffers, parameter_names
 from vantage.model.linear import replace_module
 from vantage.parallel.head_probe import check_heads
 from vantage.parallel.parameter_cut import ParameterCut, parameter_cuts, sublayers
@@ -255,6 +255,7 @@ def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int, 
 def with_companions(model: Model, other: Model) -> Model:
     """The model, with what stands beside the parameters of another one that is the same."""
     model.tokenizer, model.config, model.image_processor = other.tokenizer, other.config, other.image_processor
+    fit_buffers(model, other.dtype, other.device)
     return model.train(other.training)
 
 
@@ -262,11 +263,8 @@ def put_parameters(
     model: nn.Module, values: Mapping[str, Tensor], wrap: Callable[[Tensor], Any] = nn.Parameter
 ) -> None:
     """Put these where a model without weights has parameters of their names, tied ones everywhere."""
-    aliases: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(p), []).append(name)
-    for names in aliases.values():
-        parameter = wrap(values[names[0]].contiguous())
+    for first, names in parameter_names(model).items():
+        parameter = wrap(values[first].contiguous())
         for name in names:
             owner, _, last = name.rpartition(".")
             setattr(model.get_submodule(owner), last, parameter)

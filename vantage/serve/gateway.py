@@ -27,7 +27,7 @@ from vantage.serve.settings import ServerSettings
 from vantage.serve.state import ENTRY, TENANT
 from vantage.serve.telemetry import ID, Telemetry
 
-TRIES = 3  # replicas that a request is given to, as long as nothing of an answer was sent
+MAX_ATTEMPTS = 3  # replicas that a request is given to, as long as nothing of an answer was sent
 PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client")
 METRICS_S = 2.0  # a replica that has not response its metrics by then is left out
 
@@ -138,7 +138,7 @@ class Gateway:
         passed_scope = {name: scope[name] for name in PASSED if name in scope} | {ID: scope[ENTRY].id}
         everywhere = _is_about_an_earlier_request(scope["path"], body)  # one of them has it
         tried: list[str] = []
-        for _ in range(max(TRIES, len(self._replicas.names()) if everywhere else 0)):
+        for _ in range(max(MAX_ATTEMPTS, len(self._replicas.names()) if everywhere else 0)):
             loads = {name: self._loads[name] for name in self._replicas.names() if name not in tried}
             if not loads:
                 break

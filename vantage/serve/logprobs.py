@@ -10,7 +10,7 @@ from vantage.generation import Event, Pick
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.safe_tokenizer import TokenTexts
 
-LEAST = -9999.0  # JSON has no infinity
+MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
 @final
@@ -51,7 +51,7 @@ class ChoiceTokens:
 def chat_logprobs(loaded: LoadedModel, picks: list[Pick]) -> dict[str, Any]:
     def one(token: int, logprob: float) -> dict[str, Any]:
         texts = loaded.texts
-        return {"token": texts.text(token), "logprob": max(logprob, LEAST), "bytes": texts.bytes(token)}
+        return {"token": texts.text(token), "logprob": max(logprob, MIN_LOGPROB), "bytes": texts.bytes(token)}
 
     content = [
         {**one(pick.token, pick.logprob), "top_logprobs": [one(token, logprob) for token, logprob in pick.top]}
@@ -84,7 +84,7 @@ class CompletionTokens:
         part = _empty()
         for token, pick in zip(tokens, picks, strict=True):
             part["tokens"].append(self._texts.text(token))
-            part["token_logprobs"].append(None if pick is None else max(pick.logprob, LEAST))
+            part["token_logprobs"].append(None if pick is None else max(pick.logprob, MIN_LOGPROB))
             part["top_logprobs"].append(None if pick is None else self._top(pick))
             part["text_offset"].append(self._at)
             if token not in hidden:
@@ -97,7 +97,7 @@ class CompletionTokens:
         """The best tokens and the chosen one, by text; of several with the same text, the best."""
         top: dict[str, float] = {}
         for token, logprob in (*pick.top, (pick.token, pick.logprob)):
-            top.setdefault(self._texts.text(token), max(logprob, LEAST))
+            top.setdefault(self._texts.text(token), max(logprob, MIN_LOGPROB))
         return top
 
 

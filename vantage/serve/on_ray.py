@@ -26,7 +26,7 @@ from vantage.serve.settings import ServerSettings
 NAME, DEPLOYMENT = "vantage", "replica"
 HEALTH_S = 2.0  # between two looks of Ray at a replica
 SLOW_S = 120.0  # a replica that has not answered by then is given up; that one has died is noticed at once
-STARTING_S = 600.0  # models may be preloaded
+START_TIMEOUT_S = 600.0  # models may be preloaded
 
 
 def serve_on_ray(settings: ServerSettings, *, ready: Callable[[str], None] | None = None) -> None:
@@ -152,7 +152,7 @@ def _on_start(app: FastAPI, replicas: RayReplicas) -> None:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with asyncio.timeout(STARTING_S):
+        async with asyncio.timeout(START_TIMEOUT_S):
             await replicas.begin()
         async with inner(app) as state:
             yield state

@@ -20,7 +20,7 @@ from vantage.parallel.group import PeerEnded, ending_together, join_group, leave
 from vantage.serve.model_group import follow_server
 from vantage.serve.settings import ServerSettings
 
-STARTING_S = 300.0  # for an actor to be there: its cores are reserved already
+START_TIMEOUT_S = 300.0  # for an actor to be there: its cores are reserved already
 
 
 def bundles(settings: ServerSettings, cores: int) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class RayGroup:
         address, size = _free_address(ray), settings.tensor_parallel
         actor = ray.remote(num_cpus=cores, max_restarts=0, max_task_retries=0)(Follower)
         self._followers = [actor.remote() for _ in range(1, size)]  # they end with this process, which owns them
-        ray.get([follower.started.remote() for follower in self._followers], timeout=STARTING_S)
+        ray.get([follower.started.remote() for follower in self._followers], timeout=START_TIMEOUT_S)
         self._following = [
             follower.follow.remote(settings, address, rank, size)
             for rank, follower in enumerate(self._followers, start=1)

@@ -15,9 +15,9 @@ from typing import Any, final
 PIECE = 256  # characters; a token or two apart, prompts share the pieces before
 TOKENS = 64  # of a prompt that comes as tokens
 PIECES = 256  # how far into a prompt is looked
-WORTH = 1024  # characters that are worth going to a replica for, whoever else says them
-AHEAD = 4  # requests that the replica with the prefix may have more than the least busy one
-KEPT = 65_536  # digests
+MIN_PREFIX_CHARACTERS = 1024  # characters that are worth going to a replica for, whoever else says them
+MAX_IMBALANCE = 4  # requests that the replica with the prefix may have more than the least busy one
+MAX_DIGESTS = 65_536  # digests
 
 
 def chain(tenant: str | None, path: str, body: bytes) -> tuple[bytes, ...]:
@@ -36,7 +36,7 @@ def chain(tenant: str | None, path: str, body: bytes) -> tuple[bytes, ...]:
             break
         digest.update(hashlib.blake2b(piece, digest_size=16).digest())
         size += len(piece)
-        if own or size >= WORTH:
+        if own or size >= MIN_PREFIX_CHARACTERS:
             digests.append(digest.digest())
     return tuple(digests)
 
@@ -71,7 +71,7 @@ def _plain(value: Any) -> bytes:
 class Routes:
     """Where prefixes were last sent."""
 
-    def __init__(self, ahead: int = AHEAD, kept: int = KEPT):
+    def __init__(self, ahead: int = MAX_IMBALANCE, kept: int = MAX_DIGESTS):
         self._ahead, self._kept = ahead, kept
         self._known: OrderedDict[bytes, str] = OrderedDict()
 

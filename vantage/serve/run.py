@@ -22,7 +22,7 @@ from vantage.serve.model_pool import Backend, Load
 from vantage.serve.settings import ServerSettings
 
 SEND_BYTES = 64 * 1024  # the kernel's buffer for a reader: without a bound it takes megabytes before a stall shows
-LAST_WORDS_S = 2.0  # for answers that were cut, to be sent
+FLUSH_TIMEOUT_S = 2.0  # for answers that were cut, to be sent
 HEADERS_BYTES = 32 * 1024
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -66,7 +66,7 @@ def run_app(app: FastAPI, settings: ServerSettings, *, ready: Callable[[str], No
         ws="none",
         timeout_keep_alive=30,
         limit_concurrency=settings.limits.connections,
-        timeout_graceful_shutdown=int(LAST_WORDS_S),
+        timeout_graceful_shutdown=int(FLUSH_TIMEOUT_S),
         h11_max_incomplete_event_size=HEADERS_BYTES,
         http="h11",
         loop="asyncio",  # whatever else is installed

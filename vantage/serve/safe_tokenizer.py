@@ -19,7 +19,10 @@ from tokenizers import Encoding
 from vantage.checkpoints.tokenizer import Tokenizer
 from vantage.serve.errors import bad
 
-OWN = (("type", "text"), ("type", "image"))  # of parts of a message: ours, and a template asks for these very words
+OWN_PARTS = (
+    ("type", "text"),
+    ("type", "image"),
+)  # of parts of a message: ours, and a template asks for these very words
 
 
 @final
@@ -93,7 +96,7 @@ class SafeTokenizer:
             if isinstance(value, str):
                 return self._cut(value, mark, edges=edges)
             if isinstance(value, Mapping):
-                return {marked(k): v if k == "role" or (k, v) in OWN else marked(v) for k, v in value.items()}
+                return {marked(k): v if k == "role" or (k, v) in OWN_PARTS else marked(v) for k, v in value.items()}
             return [marked(one) for one in value] if isinstance(value, (list, tuple)) else value
 
         return self.tokenizer.chat(marked(list(messages)), tools=marked(list(tools)) if tools else None)

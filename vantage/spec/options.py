@@ -36,8 +36,9 @@ class StackOptions:
     )
     norm: str | NormConfig = field(default="rms", metadata=parameter("norm, by name or as an object"))
     wiring: str | Wiring | Parallel = field(default="pre", metadata=parameter("where the norms stand"))
-    attention: AttentionConfig | None = field(
-        default=None, metadata=parameter("an attention config, in the place of heads, kv_heads and bias")
+    attention: str | AttentionConfig | None = field(
+        default=None,
+        metadata=parameter("by name, with so many heads, or as an object in the place of heads, kv_heads and bias"),
     )
     bias: bool = field(default=False, metadata=parameter("biases in the linear maps of attention"))
     dropout: float = field(

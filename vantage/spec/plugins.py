@@ -89,15 +89,24 @@ def _is_file(source: str) -> bool:
     return source.endswith(".py") or os.sep in source
 
 
+def _is_at(origin: str | None, path: Path) -> bool:
+    """Whether a module that Python finds is this very file: its folder may be on the path."""
+    return origin is not None and Path(origin).resolve() == path.resolve()
+
+
 def _load_file(path: Path) -> None:
     if not path.is_file():
         raise BadInput(f"there is no file {path} to take parts from")
     name = path.stem
     known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
+    if known is not None and _is_at(getattr(known, "__file__", None), path):
         return
-    if known is not None or not name.isidentifier() or importlib.util.find_spec(name) is not None:
-        raise BadInput(f"{path.name} would be the module {name!r}, which is another one: call the file something else")
+    if not name.isidentifier():
+        raise BadInput(f"{path.name} cannot be imported, as {name!r} is no Python name: call it my_parts.py, say")
+    other = importlib.util.find_spec(name) if known is None else known.__spec__
+    origin = None if other is None else other.origin
+    if known is not None or (other is not None and not _is_at(origin, path)):
+        raise BadInput(f"{path.name} would hide another module {name!r} ({origin}): call the file something else")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

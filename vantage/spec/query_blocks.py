@@ -14,7 +14,7 @@ from vantage.spec.positions import Place, Positions
 
 CELLS = {"cpu": 2**22}  # numbers formed at once, in all tensors of a block together
 MANY_CELLS = 2**26  # elsewhere: enough to keep a GPU busy
-FEWEST = 8  # queries of a block, however many keys they have
+MIN_QUERIES = 8  # queries of a block, however many keys they have
 
 
 def query_blocks(queries: int, numbers: int, device: torch.device, each: int | None = None) -> list[slice]:
@@ -22,7 +22,7 @@ def query_blocks(queries: int, numbers: int, device: torch.device, each: int | N
     if torch.compiler.is_compiling() or _only_shapes():  # a compiler would write the blocks out one by one
         return [slice(0, queries)]
     if each is None:
-        most = max(FEWEST, CELLS.get(device.type, MANY_CELLS) // max(1, numbers))
+        most = max(MIN_QUERIES, CELLS.get(device.type, MANY_CELLS) // max(1, numbers))
         each = max(1, -(-queries // max(1, -(-queries // most))))  # all of about the same length
     return [slice(start, min(start + each, queries)) for start in range(0, queries, each)]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from vantage.checkpoints.tokenizer import About, Tokenizer
 from vantage.errors import BadInput, Refused, did_you_mean
 from vantage.spec.model import ModelSpec
-from vantage.training.examples import WANTED, ExampleData, RowReader, kind_of, sequences
+from vantage.training.examples import ACCEPTED, ExampleData, RowReader, kind_of, sequences
 from vantage.training.sources import SOURCES, DataSection, TaskExamples, Text
 from vantage.training.tasks import TASKS, Task, task
 from vantage.training.text import BPE, Bytes, Characters, Existing
@@ -146,7 +146,7 @@ def _items(data: Any, spec: ModelSpec, reader: RowReader, name: str) -> _Items:
         return _windows(data, spec, reader, kind_of(data), name)
     indexed = _is_indexed(data)
     if not indexed and not isinstance(data, Iterable):
-        raise BadInput(f"{name} is {kind_of(data)}: wanted a task, or an iterable of {WANTED}")
+        raise BadInput(f"{name} is {kind_of(data)}: wanted a task, or an iterable of {ACCEPTED}")
     return _of_rows(data, indexed, reader, name)
 
 

@@ -24,7 +24,7 @@ from vantage.training.sources import OpenedData, OpenOptions
 from vantage.training.tables import OBJECT
 
 Asked = Literal["next", "hidden", "answer"]  # the next token, the token under a label, the answer to a source
-WANTED = "token tensors, lists of token ids, dicts with input_ids (labels, attention_mask), or texts with a tokenizer"
+ACCEPTED = "token tensors, lists of token ids, dicts with input_ids (labels, attention_mask), or texts with a tokenizer"
 EVAL_BATCH = 16  # rows
 
 
@@ -171,7 +171,7 @@ def sequences(value: Any, where: str, name: str) -> list[Tensor]:
     try:
         tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
     except (TypeError, ValueError, RuntimeError) as e:
-        raise BadInput(f"{where}: {name} is {kind_of(value)}; wanted {WANTED}") from e
+        raise BadInput(f"{where}: {name} is {kind_of(value)}; wanted {ACCEPTED}") from e
     if tensor.is_floating_point() or tensor.is_complex() or (tensor.dtype == torch.bool and name != "attention_mask"):
         raise BadInput(f"{where}: {name} is a tensor of {tensor.dtype}; wanted whole numbers, as in torch.long")
     if tensor.dim() not in (1, 2) or not tensor.numel():

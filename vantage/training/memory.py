@@ -15,8 +15,8 @@ import torch
 
 TRIM, MMAP = -1, -3  # mallopt's numbers: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 EVERYTHING, LARGEST = 2**31 - 1, 32 << 20  # bytes: the most that every glibc takes
-AFTER = 2 * LARGEST  # what glibc itself would have come to
-CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+TRIM_THRESHOLD = 2 * LARGEST  # what glibc itself would have come to
+MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 _inside = 0
 
@@ -29,7 +29,7 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
     """
     global _inside
     library = ctypes.CDLL(None) if os.name == "posix" else None
-    is_glibc = hasattr(library, "gnu_get_libc_version") and not any(name in os.environ for name in CHOSEN)
+    is_glibc = hasattr(library, "gnu_get_libc_version") and not any(name in os.environ for name in MALLOC_VARIABLES)
     if device.type != "cpu" or library is None or not is_glibc:
         yield
         return
@@ -41,5 +41,5 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
     finally:
         _inside -= 1
         if not _inside:
-            library.mallopt(TRIM, AFTER)
+            library.mallopt(TRIM, TRIM_THRESHOLD)
             library.malloc_trim(0)

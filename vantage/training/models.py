@@ -142,7 +142,7 @@ class EncoderDecoder(EncoderDecoderOptions):
 
 def _own_heads(section: Options) -> Options:
     """An attention config has heads of its own: those of the section, which has some by default, are left out."""
-    return section if section.attention is None else replace(section, heads=None)
+    return section if isinstance(section.attention, str | None) else replace(section, heads=None)
 
 
 def _at_default(section: StackOptions, *names: str) -> frozenset[str]:

@@ -26,7 +26,7 @@ FREE = (
     "evaluate.patience",
     "evaluate.min_delta",
 )
-SHOWN = 8  # differences in one message
+MAX_SHOWN = 8  # differences in one message
 TOTAL, STEPS = "schedule.total", "loop.steps"
 
 
@@ -78,8 +78,8 @@ def _check_settings(
     if table is not None and not changes:
         return
     listed = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in changes.items()]
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    which = f": {', '.join(listed[:SHOWN])}{more}" if listed else ""
+    more = f" and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
+    which = f": {', '.join(listed[:MAX_SHOWN])}{more}" if listed else ""
     raise BadInput(f"{folder} holds a run with other settings{which}. Give the same ones, or another folder with --out")
 
 

@@ -17,7 +17,7 @@ from vantage.spec.table_reader import KIND, PartNames, Reader
 from vantage.training.log import ScoreRecord
 from vantage.training.schedules import WSD, Constant, Cosine
 
-MOST = 4096  # layers, tests, files: entries of any list
+MAX_ENTRIES = 4096  # layers, tests, files: entries of any list
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ PLAIN: dict[str, tuple[type, ...]] = {
 
 def check_sections(table: Mapping[str, Any]) -> None:
     """Refuse what these sections of a table of settings refuse."""
-    reader = Reader(MOST, PartNames(error=BadInput, loose=True))
+    reader = Reader(MAX_ENTRIES, PartNames(error=BadInput, loose=True))
     for name, classes in PLAIN.items():
         if name in table:
             section = with_part_name(table[name], classes[0])
@@ -198,7 +198,7 @@ def check_sections(table: Mapping[str, Any]) -> None:
 def parallel_of(table: Mapping[str, Any]) -> ParallelSettings:
     """What a table of settings says of the processes."""
     section = with_part_name(table.get("parallel", {}), ParallelSettings)
-    reader = Reader(MOST, PartNames(error=BadInput, loose=True))
+    reader = Reader(MAX_ENTRIES, PartNames(error=BadInput, loose=True))
     return reader.value(section, ParallelSettings, "parallel", "settings.parallel", 0)
 
 

@@ -24,7 +24,7 @@ from vantage.training.models import MODELS, DataFacts, ModelObject, ModelSection
 from vantage.training.optimise import OPTIMISERS, AdamW, Average, OptimiserConfig
 from vantage.training.schedules import WSD, Constant, Cosine
 from vantage.training.sections import (
-    MOST,
+    MAX_ENTRIES,
     Evaluate,
     GuardSettings,
     LoopSettings,
@@ -99,7 +99,7 @@ def settings_of(table: dict[str, Any]) -> TrainSettings:
     table = {name: with_part_name(section, defaults.get(name)) for name, section in table.items()}
     if "schedule" in table:
         table |= {"schedule": with_total(table["schedule"], table.get("loop", {}))}
-    return Reader(MOST, _part_names()).part(table, (TrainSettings,), "settings", 0)
+    return Reader(MAX_ENTRIES, _part_names()).part(table, (TrainSettings,), "settings", 0)
 
 
 def _part_names() -> PartNames:

@@ -27,7 +27,7 @@ from vantage.spec.source_names import (
     declared_types,
 )
 from vantage.spec.table_reader import KIND, PartNames, Reader, loosely, unknown_kind
-from vantage.training.sections import MOST, check_sections
+from vantage.training.sections import MAX_ENTRIES, check_sections
 
 FILES = ("files", "valid", "source", "target", "valid_source", "valid_target")  # fields of [data] that name some
 SETTINGS_FILE = "settings.json"  # in the folder of a run
@@ -192,7 +192,7 @@ def _check_value(value: Any, key: str, candidates: Iterable[str], where: str) ->
     """Refuse a value that no candidate with this field takes. Parts are left to ``settings_of``."""
     hints = [declared_types(home).get(key) for home in candidates if key in declared_fields(home)]
     if hints and None not in hints:
-        Reader(MOST, PartNames(error=BadInput, loose=True)).value(value, reduce(or_, hints), key, where, 0)
+        Reader(MAX_ENTRIES, PartNames(error=BadInput, loose=True)).value(value, reduce(or_, hints), key, where, 0)
 
 
 def _candidates(hints: tuple[str, ...]) -> dict[str, str]:

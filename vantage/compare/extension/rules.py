@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import Refused
-from vantage.model import Model, empty_model
+from vantage.model import Model, empty_model, fit_buffers
 from vantage.position import DualChunk, Rope, SelfExtend, angles, ropes_among
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
 from vantage.spec.model import Layer, ModelSpec
@@ -41,6 +41,7 @@ def rescaled(model: Model, rule: str, factor: float, context: int, divisors: Seq
     longest = max(model.spec.max_length or 0, round(factor * context))
     new = empty_model(replace(model.spec, layers=layers, max_length=longest))
     new.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    fit_buffers(new, model.dtype, model.device)
     if any(t.is_meta for t in [*new.parameters(), *new.buffers()]):
         raise Refused("this model's weights cannot be shared under another scaling: load it in float32")
     new.kernel, new.tokenizer, new.config = model.kernel, model.tokenizer, model.config

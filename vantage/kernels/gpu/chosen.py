@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from vantage.kernels.gpu.tiles import LN2, LOG2E
 
-MOST_ROWS = 64  # heads of a program
+MAX_ROWS = 64  # heads of a program
 BLOCK = 64  # keys that it reads at once
 
 
@@ -147,7 +147,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, scale: float) -> tu
 
 
 def _rows(q: Tensor, k: Tensor) -> int:
-    return min(MOST_ROWS, max(16, triton.next_power_of_2(q.shape[1] // k.shape[1])))
+    return min(MAX_ROWS, max(16, triton.next_power_of_2(q.shape[1] // k.shape[1])))
 
 
 def _grid(q: Tensor, k: Tensor) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from vantage.spec.rounding import ceil_div, next_power_of_2
 
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-KEPT = 16  # tiles of a block of queries whose sums are kept for the keys' gradients
+KEPT_TILES = 16  # tiles of a block of queries whose sums are kept for the keys' gradients
 TILE = 2048  # numbers of a program that has no products
 
 
@@ -61,7 +61,7 @@ def attend_back(
     numbers, factor, ratio = (*_arguments(p), *_units(factors)), factors[0] * factors[2], factors[3] / factors[0]
     strides, gate = _strides(q, k, v, by_count, grad), _units(factors)[2]
     counted = lse.new_empty(B, H, blocks, dtype=torch.int32)
-    sums = lse.new_empty(2, B, H, KEPT + 1, T)
+    sums = lse.new_empty(2, B, H, KEPT_TILES + 1, T)
     ahead = {"num_stages": _stages_back(q, v, p)}
     launch: Launch = backward.dot_rows
     with common.on(q):
@@ -84,26 +84,28 @@ def attend_back(
         launch = count_backward.sum_counts
         launch[(blocks * B * H,)](
             *inputs, newer0, newer1, totals, counted, sums, key_ranges, *strides, T, S, P, blocks, B * H, *numbers,
-            **how, KEPT=KEPT, LEARNED=bool(p.learned), num_stages=1,
+            **how, KEPT=KEPT_TILES, LEARNED=bool(p.learned), num_stages=1,
         )  # fmt: skip
         if p.learned:
             launch = count_backward.gradients_by_count
             wide = next_power_of_2(P)
             rows = max(1, TILE // wide)
             launch[(ceil_div(B * H * T, rows),)](
-                newer0, newer1, totals, sums, d_count, *_strides(d_count), T, P, B * H * T, factors[2], H=H, KEPT=KEPT,
-                ROWS=rows, P_TILE=wide,
+                newer0, newer1, totals, sums, d_count, *_strides(d_count), T, P, B * H * T, factors[2], H=H,
+                KEPT=KEPT_TILES, ROWS=rows, P_TILE=wide,
             )  # fmt: skip
         del newer0, newer1
         launch = count_backward.query_gradients
         launch[(blocks * B * H,)](
             *inputs, dq, counted, sums, key_ranges, *strides, *_strides(dq), T, S, P, blocks, B * H, *numbers, ratio,
-            factor, **how, **ahead, KEPT=KEPT,
+            factor, **how, **ahead,
+            KEPT=KEPT_TILES,
         )  # fmt: skip
         launch = count_backward.key_gradients
         launch[(key_blocks * B * G,)](
             *inputs, dk, dv, counted, _ends(counted, key_ranges, key_blocks), sums, key_ranges, query_ranges, *strides,
-            *_strides(dk, dv), T, S, P, key_blocks, blocks, B * H, *numbers, ratio, factor, **how, **ahead, KEPT=KEPT,
+            *_strides(dk, dv), T, S, P, key_blocks, blocks, B * H, *numbers, ratio, factor, **how, **ahead,
+            KEPT=KEPT_TILES,
         )  # fmt: skip
     return dq, dk, dv, d_count, none, delta
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 cudnn: Any = importlib.import_module("cudnn")  # it has no types
 
-MOST_PLANS = 256  # that are kept: what has not run for longest is forgotten
+MAX_PLANS = 256  # that are kept: what has not run for longest is forgotten
 TYPES = {
     torch.bfloat16: cudnn.data_type.BFLOAT16,
     torch.float16: cudnn.data_type.HALF,
@@ -56,7 +56,7 @@ def planned(way: str, tensors: dict[str, Tensor], options: GraphOptions, scale: 
             return kept
         plan = _build(way, tensors, options, scale)
         _plans[key] = plan
-        while len(_plans) > MOST_PLANS:
+        while len(_plans) > MAX_PLANS:
             _plans.popitem(last=False)
         return plan
 

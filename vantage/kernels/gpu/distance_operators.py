@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.fused_operator import FusedPlan
-from vantage.kernels.gpu import backward, distance_backward, distance_forward
+from vantage.kernels.gpu import backward, distance_backward, distance_forward, distance_gradients
 from vantage.kernels.gpu import operators as common
 from vantage.kernels.gpu.row_rotation import SIDE, WARPS, lies_as_expected
 from vantage.spec.rounding import ceil_div
@@ -86,7 +86,7 @@ def attend_back(
                  first, heads, most, *numbers, factor, share), how | {"KEEPS": kept.numel() > 0},
             )  # fmt: skip
             if kept.numel():
-                launch = distance_backward.kept_distance_gradients
+                launch = distance_gradients.kept_distance_gradients
                 launch[(distance_blocks * heads,)](
                     qr, dr, dc, one, kept, key_ranges, *qr.stride()[:3], *dr.stride()[:2], T, S, W, distance_blocks,
                     blocks, first, heads, B, most, p.low, factor if p.own_queries else share, F=how["F"],
@@ -101,7 +101,7 @@ def attend_back(
         )  # fmt: skip
         if p.learned and not kept.numel():
             _launch(
-                distance_backward.distance_gradients, distance_blocks * H,
+                distance_gradients.distance_gradients, distance_blocks * H,
                 (*inputs, dr, dc, one, *strides, *r.stride()[:2], *dr.stride()[:2], B, T, S, W, distance_blocks,
                  *numbers, share), how,
             )  # fmt: skip
@@ -116,7 +116,7 @@ def _beside(offset: Tensor | None, r: Tensor, other: Tensor) -> Tensor:
         return other
     (H, W, F), block = r.shape, 64
     c = offset.new_empty(H, W)
-    launch: Launch = distance_backward.products_with_offset
+    launch: Launch = distance_gradients.products_with_offset
     with common.on(r):
         launch[(ceil_div(W, block), H)](
             r, offset, c, *r.stride()[:2], W, F=F, F_TILE=common.tile(F), BLOCK=block, num_warps=4

@@ -27,7 +27,7 @@ from vantage.kernels.gpu.operators import Launch, on
 
 BLOCK = 128  # queries of a block and keys of a tile
 STAGES = 2  # tiles of keys and of values on their way
-TOGETHER = 8  # heads whose blocks are worked on at once, the longest first
+CONCURRENT_HEADS = 8  # heads whose blocks are worked on at once, the longest first
 
 
 @gluon.jit
@@ -262,7 +262,7 @@ def attend_documents(
     B, H, T, D = q.shape
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     items = len(blocks) * H
-    together = next(n for n in (TOGETHER, 4, 2, 1) if H % n == 0)
+    together = next(n for n in (CONCURRENT_HEADS, 4, 2, 1) if H % n == 0)
     kernel: Launch = attend
     with on(q):
         kernel[(min(processors(q.device.index or 0), items),)](

@@ -24,7 +24,7 @@ ROWS = 16  # of a tile of queries: the matrix units take no fewer
 MOST_HEADS, LEAST_TILE = 32, 16  # heads of a program, each of which reads all latents of its share; and of its tile
 KEYS, STAGES, WARPS = (64, 32, 16), 2, 8  # keys at a time: the most for which a processor has memory
 HOPPER_SHARED = 227 * 1024  # bytes
-MOST_SPLITS = 256
+MAX_SPLITS = 256
 COLUMNS = 128  # of the latent, carried at once
 
 
@@ -33,7 +33,7 @@ def splits_for(rows: int, heads: int, processors: int) -> int:
     alone; several for few rows, since the longest would hold all others up."""
     programs = rows * (heads // heads_at_once(heads))
     wanted = max(min(FEWEST_SPLITS, max(1, 256 // rows)), 2 * processors // programs)
-    return min(MOST_SPLITS, 1 << (wanted.bit_length() - 1))
+    return min(MAX_SPLITS, 1 << (wanted.bit_length() - 1))
 
 
 def heads_at_once(heads: int) -> int:

@@ -21,7 +21,7 @@ LOG2E = 1.4426950408889634
 OF_THEIR_OWN = {DISTANCE_KEYS: "distance_operators", COUNTS: "count_operators"}
 WIDE_RANGES, WIDE_BANK = 7, 8  # where ``unpack`` has them
 BLOCK_LIST = 2  # dimensions of a list of blocks, which a pass of its own takes; tile ranges have three
-MOST_SHARED = 232_448  # bytes that a block may share on Hopper; others have less
+MAX_SHARED_BYTES = 232_448  # bytes that a block may share on Hopper; others have less
 
 
 def attend(
@@ -280,7 +280,7 @@ def block_for(q: Tensor, v: Tensor, *, counts: bool = False) -> int:
 
 
 def shared_memory(device: torch.device) -> int:
-    return _shared_memory(device.index or 0) if device.type == "cuda" else MOST_SHARED
+    return _shared_memory(device.index or 0) if device.type == "cuda" else MAX_SHARED_BYTES
 
 
 def turns_tiles_in_memory(device: torch.device) -> bool:

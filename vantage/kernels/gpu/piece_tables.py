@@ -16,7 +16,7 @@ from vantage.kernels.gpu.operators import on
 from vantage.kernels.gpu.pieces import HEADER
 from vantage.spec.rounding import ceil_div, next_power_of_2
 
-AT_ONCE = 1024  # queries of a program
+QUERIES_PER_PROGRAM = 1024
 
 
 @triton.jit
@@ -60,14 +60,14 @@ def _tables_of_a_head(
 @triton.jit
 def _tables(
     W, B, OUTER, OUTER_B, C, LIMIT, P0, P1, wt, oh, ot, K, width, cool, eps, first, T, queries, H: tl.constexpr,
-    K_TILE: tl.constexpr, W_TILE: tl.constexpr, AT_ONCE: tl.constexpr,
+    K_TILE: tl.constexpr, W_TILE: tl.constexpr, QUERIES_PER_PROGRAM: tl.constexpr,
 ):  # fmt: skip
     """The first H programs have the pieces of a head each, the others a number for each of so many queries."""
     program = tl.program_id(0)
     if program < H:
         _tables_of_a_head(W, B, OUTER, OUTER_B, C, P0, P1, program, wt, oh, ot, K, width, cool, K_TILE, W_TILE)
     else:
-        i = (program - H).to(tl.int64) * AT_ONCE + tl.arange(0, AT_ONCE)
+        i = (program - H).to(tl.int64) * QUERIES_PER_PROGRAM + tl.arange(0, QUERIES_PER_PROGRAM)
         within = tl.maximum((first + i % T).to(tl.float32), tl.abs(tl.load(LIMIT).to(tl.float32)))
         psi = tl.log(1.0 + tl.abs(tl.load(C).to(tl.float32)) * within)
         tl.store(P1 + HEADER + width - 1 + i, 1.0 / ((psi + eps) * LOG2E), mask=i < queries)
@@ -81,7 +81,7 @@ def _signed(x):
 @triton.jit
 def _gradients(
     W, B, OUTER, C, LIMIT, G0, G1, BY_QUERY, DW, DB, DOUTER, DOUTER_B, DC, DLIMIT, wt, oh, ot, K, width, cool, eps,
-    first, T, H: tl.constexpr, K_TILE: tl.constexpr, W_TILE: tl.constexpr, AT_ONCE: tl.constexpr,
+    first, T, H: tl.constexpr, K_TILE: tl.constexpr, W_TILE: tl.constexpr, QUERIES_PER_PROGRAM: tl.constexpr,
 ):  # fmt: skip
     """Of the tables' gradients G0 and G1, the latter's of queries summed over rows and heads (BY_QUERY): those of the
     network, of c and of the limit. One program."""
@@ -105,10 +105,10 @@ def _gradients(
     tl.store(DB + k, db.to(DB.dtype.element_ty), mask=k < K)
     c = tl.load(C).to(tl.float32)
     limit = tl.load(LIMIT).to(tl.float32)
-    dc = tl.zeros([AT_ONCE], tl.float32)
-    dlimit = tl.zeros([AT_ONCE], tl.float32)
-    for start in range(0, T, AT_ONCE):
-        i = start + tl.arange(0, AT_ONCE)
+    dc = tl.zeros([QUERIES_PER_PROGRAM], tl.float32)
+    dlimit = tl.zeros([QUERIES_PER_PROGRAM], tl.float32)
+    for start in range(0, T, QUERIES_PER_PROGRAM):
+        i = start + tl.arange(0, QUERIES_PER_PROGRAM)
         pos = (first + i).to(tl.float32)
         within = tl.maximum(pos, tl.abs(limit))
         inner = 1.0 + tl.abs(c) * within
@@ -133,9 +133,9 @@ class PieceTables(torch.autograd.Function):
         two = torch.empty(4 + breaks + queries, device=c.device, dtype=torch.float32)
         kernel: Any = _tables
         with on(c):
-            kernel[(H + ceil_div(queries, AT_ONCE),)](
+            kernel[(H + ceil_div(queries, QUERIES_PER_PROGRAM),)](
                 inner, inner_bias, outer, outer_bias, c, limit, one, two, inner.stride(0), *outer.stride(), K, width,
-                cool, eps, first, T, queries, H=H, AT_ONCE=AT_ONCE, **_tiles(K, width),
+                cool, eps, first, T, queries, H=H, QUERIES_PER_PROGRAM=QUERIES_PER_PROGRAM, **_tiles(K, width),
             )  # fmt: skip
         ctx.save_for_backward(inner, inner_bias, outer, outer_bias, c, limit)
         ctx.numbers = inputs[-1]
@@ -154,7 +154,7 @@ class PieceTables(torch.autograd.Function):
         with on(c):
             kernel[(1,)](
                 inner, inner_bias, outer, c, limit, g0, g1, by_query, *gradients, inner.stride(0), *outer.stride(), K,
-                width, cool, eps, first, T, H=H, AT_ONCE=AT_ONCE, **_tiles(K, width),
+                width, cool, eps, first, T, H=H, QUERIES_PER_PROGRAM=QUERIES_PER_PROGRAM, **_tiles(K, width),
             )  # fmt: skip
         return *gradients, None
 

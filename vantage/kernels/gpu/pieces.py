@@ -14,8 +14,8 @@ from vantage.kernels.gpu.far import LOG2E, cubic, log2_of, log_slope_sums, log_t
 
 HEADER = tl.constexpr(4)
 GROUP = tl.constexpr(4)  # break points that a far tile may have
-AT_ONCE = tl.constexpr(64)  # tiles that are looked at together
-SLACK = tl.constexpr(1e-5)  # bounds of a ratio are rounded, and so is the ratio
+TILES_PER_LOOK = tl.constexpr(64)  # tiles that are looked at together
+RATIO_TOLERANCE = tl.constexpr(1e-5)  # bounds of a ratio are rounded, and so is the ratio
 
 
 @triton.jit
@@ -25,8 +25,8 @@ def break_points(low, high, least, most, P1, GROUPS: tl.constexpr, APPROXIMATE: 
     c = tl.load(P1)
     k = tl.arange(0, GROUPS * GROUP)
     at = tl.load(P1 + HEADER + k)
-    lowest = log2_of(1.0 + c * low, APPROXIMATE) * least * (1.0 - SLACK)
-    highest = log2_of(1.0 + c * high, APPROXIMATE) * most * (1.0 + SLACK) + SLACK
+    lowest = log2_of(1.0 + c * low, APPROXIMATE) * least * (1.0 - RATIO_TOLERANCE)
+    highest = log2_of(1.0 + c * high, APPROXIMATE) * most * (1.0 + RATIO_TOLERANCE) + RATIO_TOLERANCE
     return tl.sum((at < lowest).to(tl.int32)), tl.sum((at < highest).to(tl.int32))
 
 
@@ -88,8 +88,8 @@ def add_pieces(x, r, first, last, P0, P1, h, width, FAR: tl.constexpr):
 def crowded(behind, least, most, P1, GROUPS: tl.constexpr, BLOCK: tl.constexpr, APPROXIMATE: tl.constexpr):
     """Whether tiles, their queries so far behind their keys, have more break points than a far tile may have."""
     c = tl.load(P1)
-    lowest = log2_of(1.0 + c * tl.maximum(behind - (BLOCK - 1), 0.0), APPROXIMATE) * least * (1.0 - SLACK)
-    highest = log2_of(1.0 + c * (behind + (BLOCK - 1)), APPROXIMATE) * most * (1.0 + SLACK) + SLACK
+    lowest = log2_of(1.0 + c * tl.maximum(behind - (BLOCK - 1), 0.0), APPROXIMATE) * least * (1.0 - RATIO_TOLERANCE)
+    highest = log2_of(1.0 + c * (behind + (BLOCK - 1)), APPROXIMATE) * most * (1.0 + RATIO_TOLERANCE) + RATIO_TOLERANCE
     count = (behind * 0).to(tl.int32)
     for k in range(GROUPS * GROUP):
         t = tl.load(P1 + HEADER + k)
@@ -103,8 +103,8 @@ def easy_keys(
 ):  # fmt: skip
     """Up to which tile of keys, of those from ``start`` to ``end``, none is crowded."""
     stop = end
-    for first in range(start, end, AT_ONCE):
-        n = first + tl.arange(0, AT_ONCE)
+    for first in range(start, end, TILES_PER_LOOK):
+        n = first + tl.arange(0, TILES_PER_LOOK)
         behind = tl.maximum(m0 + off - n * BLOCK, 0).to(tl.float32)
         hard = crowded(behind, tl.min(by_query), tl.max(by_query), P1, GROUPS, BLOCK, APPROXIMATE)
         stop = tl.minimum(stop, tl.min(tl.where(hard & (n < end), n, end)))
@@ -118,8 +118,8 @@ def easy_queries(
     """From which tile of queries on none is crowded. Numbers of queries fall from one to the next."""
     begin = start
     by_query = P1 + HEADER + width - 1 + at * T
-    for first in range(start, end, AT_ONCE):
-        m = first + tl.arange(0, AT_ONCE)
+    for first in range(start, end, TILES_PER_LOOK):
+        m = first + tl.arange(0, TILES_PER_LOOK)
         behind = tl.maximum(m * BLOCK + off - n0, 0).to(tl.float32)
         most = tl.load(by_query + m * BLOCK, mask=m < end, other=0.0)
         least = tl.load(by_query + tl.minimum(m * BLOCK + (BLOCK - 1), T - 1), mask=m < end, other=0.0)

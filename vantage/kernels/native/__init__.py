@@ -17,7 +17,7 @@ from vantage.errors import VantageError
 from vantage.kernels.native.build import CannotBuild, load
 from vantage.kernels.native.huge_pages import use_huge_pages_later
 
-FEW = 12  # rows that are computed as one is, whoever asks for fast products; see linear.h
+MAX_ROWS_AS_ONE = 12  # rows that are computed as one is, whoever asks for fast products; see linear.h
 
 
 class Format(IntEnum):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 HUGE_PAGE = 2**21
 COLLAPSE = 25  # MADV_COLLAPSE, of Linux 6.1 and later; Python has no name for it
-AFTER = 1.0  # seconds without new weights
+IDLE_S = 1.0  # seconds without new weights
 NICE = 10
 
 
@@ -70,7 +70,7 @@ class PageExchange:
                 if not self._ranges:
                     self.thread = None
                     return None
-                wait = self._newest + AFTER - time.monotonic()
+                wait = self._newest + IDLE_S - time.monotonic()
                 if wait <= 0:
                     return self._ranges.pop(0)
             time.sleep(wait)

@@ -14,7 +14,7 @@ from vantage.model.lowered.module_step import uncaptured
 from vantage.spec.native import CannotLower
 
 LOWERED, CAPTURED, MODULES = "lowered", "graph of modules", "modules"
-AHEAD = "several steps in one call"
+STEPS_AHEAD = "several steps in one call"
 
 
 class StepChoice(NamedTuple):
@@ -39,7 +39,9 @@ def step_choice(model: Any, device: str) -> StepChoice:
         else:
             lower(model.blocks, model.norm, model.spec.width)
             if model.placement.layers:
-                others[AHEAD] = f"{len(model.placement.layers)} layers are not in memory, and come and go one by one"
+                others[STEPS_AHEAD] = (
+                    f"{len(model.placement.layers)} layers are not in memory, and come and go one by one"
+                )
         return StepChoice(LOWERED, others)
     except CannotLower as why:
         others[LOWERED] = str(why)

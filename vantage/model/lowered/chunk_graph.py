@@ -23,7 +23,7 @@ from vantage.spec.parts import Shape
 
 # tokens that a graph is made for; a longer pass is several of the largest
 CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-FEWEST = 2  # tokens of a pass; a single one is a step
+MIN_TOKENS = 2  # tokens of a pass; a single one is a step
 
 
 def bucket_for(tokens: int) -> int:

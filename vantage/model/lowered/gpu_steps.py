@@ -22,10 +22,10 @@ from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
 from vantage.kernels.gpu.choose import Searches
-from vantage.model.lowered.chunk_graph import FEWEST, ChunkBuffers, ChunkGraph, bucket_for
+from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
 from vantage.model.lowered.gpu_program import GpuProgram, LatentStep, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
-from vantage.model.lowered.step_graph import MOST_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
+from vantage.model.lowered.step_graph import MAX_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
@@ -109,7 +109,7 @@ class GpuSteps:
         """The last hidden states (1, T, D) of a row's next tokens, which the cache takes in, inside an open pass;
         ``None``: not for this pass."""
         tokens, first = x_BTD.shape[1], pos.known.first
-        if not self._takes_chunks or len(x_BTD) > 1 or tokens < FEWEST or first is None:
+        if not self._takes_chunks or len(x_BTD) > 1 or tokens < MIN_TOKENS or first is None:
             return None
         layouts = self._layouts(pos, cache)
         if layouts is None or not all(one.run for one in layouts) or x_BTD.dtype is not self.program.dtype:
@@ -141,7 +141,7 @@ class GpuSteps:
         comes back, and nothing has changed, where this cannot be done.
         """
         one = caches[0]
-        able = steps <= MOST_AHEAD and all(cache.extensible and cache.batch == 1 for cache in caches)
+        able = steps <= MAX_AHEAD and all(cache.extensible and cache.batch == 1 for cache in caches)
         if not able or not self.takes(one) or (len(caches) > 1 and not all(layer.store.pooled for layer in one.layers)):
             return None
         extensions = [cache.extend(steps, self.path) for cache in caches]

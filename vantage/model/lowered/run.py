@@ -16,8 +16,8 @@ from vantage.cache.codecs import Codec, HalfCodec, Int8Codec, PlainCodec
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout, Ledger
 from vantage.cache.stores import Store
-from vantage.kernels.native import FEW as FEW_ROWS
 from vantage.kernels.native import (
+    MAX_ROWS_AS_ONE,
     AngleTable,
     Buffer,
     Kept,
@@ -41,7 +41,7 @@ from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
 
 NATIVE, NATIVE_FAST = "native", "native fast"  # paths: whole steps, and those that round a prompt to 8 bits
-FEW = 8  # rows up to which our product with plain float32 weights is as fast as torch's
+MAX_OWN_PRODUCT_ROWS = 8  # rows up to which our product with plain float32 weights is as fast as torch's
 
 
 class Lowered:
@@ -82,9 +82,9 @@ class Lowered:
         program = self._body.program
         B, T = pos.shape
         layouts = self._layouts(pos, cache)
-        if layouts is None or (program.dense and B * T > FEW):
+        if layouts is None or (program.dense and B * T > MAX_OWN_PRODUCT_ROWS):
             return None
-        fast = fast and self._has_fast and B * T > FEW_ROWS
+        fast = fast and self._has_fast and B * T > MAX_ROWS_AS_ONE
         stores = self._stores(pos, cache, NATIVE_FAST if fast else NATIVE)
         locations, _keep = layer_locations(layouts, B)  # the tables of blocks must live until the program has run
         angles = [module.tables(pos, torch.float32) for module in program.rotations]
@@ -118,7 +118,7 @@ class Lowered:
 
     def logits(self, hidden_BTD: Tensor) -> Tensor | None:
         head = self._head
-        if head is None or (head.program.dense and hidden_BTD.shape[0] * hidden_BTD.shape[1] > FEW):
+        if head is None or (head.program.dense and hidden_BTD.shape[0] * hidden_BTD.shape[1] > MAX_OWN_PRODUCT_ROWS):
             return None
         return head.run(self._native, hidden_BTD, None, None, None)
 
@@ -132,7 +132,7 @@ class Lowered:
         body, head, embedding, one, rows = self._body, self._head, self._embedding, caches[0], len(caches)
         if head is None or embedding is None or not takes_steps(caches):
             return None
-        if (body.program.dense or head.program.dense) and rows > FEW:
+        if (body.program.dense or head.program.dense) and rows > MAX_OWN_PRODUCT_ROWS:
             return None
         layers = [one.layers[attention.index] for attention in body.program.attentions]
         if any(_kept_form(layer.store.codec) is None for layer in layers):

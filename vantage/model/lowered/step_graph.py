@@ -19,7 +19,7 @@ from vantage.spec.native import LatentDims
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
 
-MOST_AHEAD = 64  # steps whose tokens fit the buffers
+MAX_AHEAD = 64  # steps whose tokens fit the buffers
 
 
 @dataclass
@@ -96,8 +96,8 @@ class StepGraph:
         self._staged = torch.zeros(ints, dtype=torch.int32, pin_memory=on_gpu)
         self._ints = torch.zeros(ints, dtype=torch.int32, device=device)
         self._ints[:rows] = -1
-        self._staged_floats = torch.zeros(rows * (3 + MOST_AHEAD), dtype=torch.float64, pin_memory=on_gpu)
-        floats = torch.zeros(rows * (3 + MOST_AHEAD), dtype=torch.float64, device=device)
+        self._staged_floats = torch.zeros(rows * (3 + MAX_AHEAD), dtype=torch.float64, pin_memory=on_gpu)
+        floats = torch.zeros(rows * (3 + MAX_AHEAD), dtype=torch.float64, device=device)
         self._floats = floats
         self._copied: torch.cuda.Event | None = None  # when what was staged is on the device
         self.held, self.pos, top_k, taken = self._ints[: 4 * rows].view(4, rows)
@@ -106,7 +106,7 @@ class StepGraph:
             decode.RowState(self.held, self.pos, gone, table, block)
             for block, (gone, table) in zip(shape.blocks, self._per_ledger(self._ints), strict=True)
         ]
-        settings, uniforms = floats[: 3 * rows].view(rows, 3), floats[3 * rows :].view(MOST_AHEAD, rows)
+        settings, uniforms = floats[: 3 * rows].view(rows, 3), floats[3 * rows :].view(MAX_AHEAD, rows)
         self._choices = choose.Choices.over(settings, top_k, uniforms, taken)
         self._stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
         self._numbers: np.ndarray | None = None

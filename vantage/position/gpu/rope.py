@@ -19,7 +19,7 @@ from vantage.spec.rounding import ceil_div, next_power_of_2
 
 Kernel = Any  # triton's: indexed by its grid, then called
 TILE = 1024  # pairs of numbers in one program
-MOST_HEADS = 16  # of one program
+MAX_HEADS = 16  # of one program
 WARPS = 2
 EVICT = "evict_first"  # what is read here is not read again; what is written is
 
@@ -106,7 +106,7 @@ def turned(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str, *, back
     half = cos.shape[-1] // 2
     rest = d - 2 * half
     wide = next_power_of_2(half)
-    heads = min(MOST_HEADS, next_power_of_2(max(H, G)))
+    heads = min(MAX_HEADS, next_power_of_2(max(H, G)))
     rows = min(max(1, TILE // (wide * heads)), next_power_of_2(T))
     blocks, q_groups, k_groups = ceil_div(T, rows), ceil_div(H, heads), ceil_div(G, heads)
     tables = [stride for x in (cos, sin) for stride in (x.stride(0) if len(x) > 1 else 0, x.stride(2))]

@@ -40,7 +40,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
 }
-FOR_EVER = "public, max-age=31536000, immutable"
+IMMUTABLE = "public, max-age=31536000, immutable"
 META = re.compile(r'<meta\s+name="vantage-token"[^>]*>', re.IGNORECASE)
 HEAD = re.compile(r"<head[^>]*>", re.IGNORECASE)
 NOT_BUILT = """<!doctype html>
@@ -72,7 +72,7 @@ def _file(path: str) -> Response:
     if not inside.is_relative_to(PAGE.resolve()) or not inside.is_file() or inside.name == "index.html":
         raise nothing
     # Vite puts a hash into the names of what it puts under assets/
-    cache = FOR_EVER if path.startswith("assets/") else "no-cache"
+    cache = IMMUTABLE if path.startswith("assets/") else "no-cache"
     kind = TYPES.get(inside.suffix, "application/octet-stream")
     return Response(inside.read_bytes(), headers={**HEADERS, "Cache-Control": cache, "Content-Type": kind})
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from vantage.serve.studio.answers import WorkProgress
 from vantage.serve.studio.state import Event
 
-BEAT_S = 1.0  # a reader hears at least so often, and one that left is noticed
+HEARTBEAT_S = 1.0  # a reader hears at least so often, and one that left is noticed
 Report = Callable[[float, str], None]  # the share that is done, and what is being done
 
 
@@ -40,7 +40,7 @@ def progress_events(run: Callable[[Report], Event], name: str) -> Iterator[Event
     try:
         while True:
             try:
-                new = news.get(timeout=BEAT_S)
+                new = news.get(timeout=HEARTBEAT_S)
             except queue.Empty:
                 yield last
                 continue

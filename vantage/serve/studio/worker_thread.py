@@ -12,7 +12,7 @@ from typing import Any, TypeVar, final
 from vantage.serve.errors import ApiError
 
 T = TypeVar("T")
-AHEAD = 64  # items thin the thread may be ahead of its reader
+MAX_AHEAD = 64  # items thin the thread may be ahead of its reader
 LOOK_S = 0.1  # how often a thread that waits for its reader looks whether there is one
 
 
@@ -85,7 +85,7 @@ class _Task:
     def __init__(self, make: Callable[[], Iterator[Any]]):
         self._make, self._loop = make, asyncio.get_running_loop()
         self.items: asyncio.Queue[Any] = asyncio.Queue()
-        self.read = threading.Semaphore(AHEAD)
+        self.read = threading.Semaphore(MAX_AHEAD)
         self.stop = threading.Event()
         self.error: BaseException | None = None
 

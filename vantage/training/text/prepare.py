@@ -32,7 +32,7 @@ from vantage.training.text.vocabulary import (
 
 Progress = Callable[[int, int], None]  # bytes that have been read, of how many
 SHARD = 2**26  # tokens in a file
-AT_ONCE = 16  # pieces encoded together, on all cores
+PIECES_PER_BATCH = 16  # pieces encoded together, on all cores
 ABANDONED = 24 * 3600.0  # seconds after which unfinished work is taken for a dead process's
 
 
@@ -108,7 +108,7 @@ class _TokenSource:
         self, path: Path, tokenizer: Tokenizer, on_bytes: OnBytes | None
     ) -> Iterator[tuple[NDArray[np.int64], bool]]:
         backend, parts = plain_backend(tokenizer), pieces(path, separator=self.separator, on_bytes=on_bytes)
-        while together := list(itertools.islice(parts, AT_ONCE)):
+        while together := list(itertools.islice(parts, PIECES_PER_BATCH)):
             batch = [text for text, _ in together]
             try:
                 encoded = backend.encode_batch_fast(batch, add_special_tokens=False)

@@ -10,6 +10,7 @@ from typing import Any
 import vantage as vt
 from vantage.checkpoints.spec_parts import REGISTRIES
 from vantage.position import scaling
+from vantage.spec.registry import Entry
 
 
 def python(value: Any) -> str:
@@ -63,6 +64,9 @@ def imports(arguments: Mapping[str, Any]) -> str:
 
 
 def _classes(value: Any) -> Iterator[type]:
+    """Of the parts in this value, and of the one from outside that it names."""
+    if isinstance(value, str):
+        yield from (entry.config for entry in _from_outside() if entry.name == value)
     if is_dataclass(value) and not isinstance(value, type):
         yield type(value)
         for one in changed(value).values():
@@ -71,8 +75,11 @@ def _classes(value: Any) -> Iterator[type]:
 
 def _word(cls: type) -> str:
     """What a part is called in the settings: ours like its class, one from outside as it was registered."""
-    outside = (entry for registry in REGISTRIES.values() for entry in registry.from_outside())
-    return next((entry.name for entry in outside if entry.config is cls), cls.__name__)
+    return next((entry.name for entry in _from_outside() if entry.config is cls), cls.__name__)
+
+
+def _from_outside() -> Iterator[Entry[Any]]:
+    return (entry for registry in REGISTRIES.values() for entry in registry.from_outside())
 
 
 def _toml(value: Any) -> str:

@@ -21,7 +21,7 @@ from vantage.generation.decode import DecodeLoop
 from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.errors import bad
-from vantage.serve.logprobs import LEAST
+from vantage.serve.logprobs import MIN_LOGPROB
 from vantage.serve.studio.chat.answers import EVENTS
 from vantage.serve.studio.chat.conversations import Conversations, StudioConversation
 from vantage.serve.studio.chat.images import SentMessage, image_places
@@ -29,7 +29,7 @@ from vantage.serve.studio.chat.transcripts import StudioTurn
 from vantage.serve.studio.chat.watch import AttentionWatch, ProjectionCounter, cache_report
 
 CHUNK = 128  # prompt tokens between two looks whether the reader is still there
-LIKELY = 12  # tokens of the distribution beside each token
+TOP_TOKENS = 12  # tokens of the distribution beside each token
 
 Event = tuple[str, bytes]  # its name, and what it carries as JSON: the fields of its model in answers.py
 
@@ -174,8 +174,8 @@ class WatchedAnswer:
                 "id": pick.token,
                 "text": step.text,
                 "token": labels(model, [pick.token])[0],
-                "logprob": pick.logprob if math.isfinite(pick.logprob) else LEAST,
-                "top": likely(model, loop.picker.sampling, logits, LIKELY),
+                "logprob": pick.logprob if math.isfinite(pick.logprob) else MIN_LOGPROB,
+                "top": likely(model, loop.picker.sampling, logits, TOP_TOKENS),
                 "attention": [] if watch is None else watch.take(self._image_places(loop)),
                 "slowed": None if watch is None else watch.slowed,
                 "cache": cache_report(loop.row, loop.reused),

@@ -24,7 +24,13 @@ from vantage.serve.errors import ApiError, bad
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.safe_tokenizer import SafeTokenizer, new_mark
 from vantage.serve.studio.chat.files import ConversationFiles
-from vantage.serve.studio.chat.transcripts import WATCHED, BranchOrigin, SavedConversation, StudioTurn, Transcript
+from vantage.serve.studio.chat.transcripts import (
+    MAX_WATCHED_TOKENS,
+    BranchOrigin,
+    SavedConversation,
+    StudioTurn,
+    Transcript,
+)
 from vantage.serve.studio.state import Studio
 
 CONVERSATIONS = 16
@@ -113,7 +119,7 @@ class StudioConversation:
 
     def take(self, turn: StudioTurn) -> None:
         """A turn has come to its end. Of what was watched only the newest is kept."""
-        turns, left = [turn], WATCHED - len(turn.written)
+        turns, left = [turn], MAX_WATCHED_TOKENS - len(turn.written)
         for old in reversed(self.turns):
             kept = old.written[-left:] if left > 0 else ()
             left -= len(old.written)

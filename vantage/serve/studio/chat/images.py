@@ -15,9 +15,9 @@ from vantage.serve.model_pool import LoadedModel
 from vantage.spec.images import PreparedImage
 
 # of all images of a conversation, as they are sent and kept. It must fit a body, to be imported
-MOST_CHARACTERS = 32 * 2**20
+MAX_CHARACTERS = 32 * 2**20
 
-DataUrl = Annotated[str, Strict(), Field(max_length=MOST_CHARACTERS, pattern=f"^(?i:{DATA_URL.pattern})")]
+DataUrl = Annotated[str, Strict(), Field(max_length=MAX_CHARACTERS, pattern=f"^(?i:{DATA_URL.pattern})")]
 DataUrls = Annotated[list[DataUrl], Field(max_length=b.IMAGES)]
 
 
@@ -42,8 +42,8 @@ class SentMessage:
                 "images",
                 "too_many_images",
             )
-        if sum(map(len, (*urls, *earlier))) > MOST_CHARACTERS:
-            most = MOST_CHARACTERS // 2**20 * 3 // 4
+        if sum(map(len, (*urls, *earlier))) > MAX_CHARACTERS:
+            most = MAX_CHARACTERS // 2**20 * 3 // 4
             raise bad(
                 f"the images of this conversation have more than {most} MiB together: make this one smaller, or start "
                 "a new conversation",

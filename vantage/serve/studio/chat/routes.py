@@ -17,7 +17,7 @@ from vantage.inspect.select import labels
 from vantage.model import Model
 from vantage.serve.bounds import ModelName, Number, StrictModel, Text, Token, Whole
 from vantage.serve.errors import ApiError, bad
-from vantage.serve.logprobs import LEAST
+from vantage.serve.logprobs import MIN_LOGPROB
 from vantage.serve.model_pool import LoadedModel
 from vantage.serve.studio.chat.answer import BegunToken, Event, WatchedAnswer, likely
 from vantage.serve.studio.chat.answers import ConversationAnswer, DistributionAnswer
@@ -256,4 +256,4 @@ def _logprob(watched: dict[str, Any], token: int) -> float:
     if watched.get("id") == token:
         return watched["logprob"]
     likely_ones = {one["id"]: one["p_raw"] for one in watched.get("top", ())}
-    return math.log(likely_ones[token]) if likely_ones.get(token) else LEAST
+    return math.log(likely_ones[token]) if likely_ones.get(token) else MIN_LOGPROB

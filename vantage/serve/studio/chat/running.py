@@ -11,7 +11,7 @@ from vantage.serve.errors import ApiError
 from vantage.serve.studio.chat.answer import Event
 from vantage.serve.studio.state import Studio
 
-UNREAD_S = 30.0  # an answer that nobody reads goes on for so long: a page may be on its way back
+UNREAD_TIMEOUT_S = 30.0  # an answer that nobody reads goes on for so long: a page may be on its way back
 
 
 @final
@@ -57,7 +57,7 @@ class RunningAnswer:
 
     def _left(self) -> None:
         if self._events:
-            asyncio.get_running_loop().call_later(UNREAD_S, lambda: None if self._readers else self.stop())
+            asyncio.get_running_loop().call_later(UNREAD_TIMEOUT_S, lambda: None if self._readers else self.stop())
         else:
             self.cancel()  # it still waits in the queue, and nobody knows of it
 

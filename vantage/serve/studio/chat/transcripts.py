@@ -19,7 +19,7 @@ from vantage.serve.studio.chat.images import DataUrls
 
 FORMAT = "vantage-conversation-1"
 TITLE = 80  # characters of the first message that stand in lists
-WATCHED = 1024  # tokens of a conversation whose watched numbers are kept: the newest
+MAX_WATCHED_TOKENS = 1024  # tokens of a conversation whose watched numbers are kept: the newest
 
 ConversationId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 Count = Annotated[Whole, Field(ge=0, lt=2**31)]

@@ -15,7 +15,7 @@ from vantage.inspect.select import choose_sites
 from vantage.inspect.sites import sites_of
 from vantage.model import Model
 
-SHOWN = 32  # of the largest weights
+MAX_SHOWN = 32  # of the largest weights
 
 
 @final
@@ -56,7 +56,7 @@ class AttentionWatch:
             whole = line[start:end].sum()
             line[start:end] = 0.0
             line[start] = whole
-        best = (line / len(seen)).topk(min(SHOWN, len(line)))
+        best = (line / len(seen)).topk(min(MAX_SHOWN, len(line)))
         largest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [{"key": key, "weight": weight} for key, weight in largest if weight > 0]
 

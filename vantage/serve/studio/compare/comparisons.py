@@ -31,9 +31,9 @@ from vantage.serve.studio.compare.answers import CompareRow, ComparisonEntry, Co
 from vantage.serve.studio.compare.learning import LearningCurves
 
 NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
-GRACE = 5.0  # seconds between asking a comparison to end and ending it
+GRACE_S = 5.0  # seconds between asking a comparison to end and ending it
 LOG = "log.txt"
-GOES_ON = "it can be gone on with: what was finished is kept"
+CAN_BE_RESUMED = "it can be gone on with: what was finished is kept"
 
 
 class Progress(NamedTuple):
@@ -77,7 +77,7 @@ class RunningComparison:
         if self.state == "running":
             self.state = "error"
             self.message = (
-                f"the comparison ended without a report (exit code {code}); {GOES_ON}. It said: {self._last()}"
+                f"the comparison ended without a report (exit code {code}); {CAN_BE_RESUMED}. It said: {self._last()}"
             )
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -113,13 +113,13 @@ class RunningComparison:
     def stop(self) -> None:
         """Ask it to end, with its workers; end it if it does not. Blocks for as long as that takes."""
         if self.state == "running":
-            self.state, self.message = "stopped", f"the comparison was stopped; {GOES_ON}"
+            self.state, self.message = "stopped", f"the comparison was stopped; {CAN_BE_RESUMED}"
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE)
-        self._reader.join(GRACE)
+                self._process.wait(GRACE_S)
+        self._reader.join(GRACE_S)
 
 
 @final

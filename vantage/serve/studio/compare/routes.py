@@ -31,7 +31,7 @@ from vantage.serve.studio.compare.answers import (
     ComparisonState,
     ComparisonStopped,
 )
-from vantage.serve.studio.compare.comparisons import GOES_ON, Comparisons, Progress, curves, rows
+from vantage.serve.studio.compare.comparisons import CAN_BE_RESUMED, Comparisons, Progress, curves, rows
 from vantage.serve.studio.state import Event, Studio, call, sse, studio_of
 from vantage.training.tasks import TASKS
 
@@ -215,7 +215,7 @@ async def _events(comparisons: Comparisons, name: str) -> AsyncGenerator[Event]:
 
 def _earlier(comparisons: Comparisons, name: str) -> tuple[ComparisonState, str]:
     finished = any(one.name == name for one in comparisons.reports())
-    return ("done", "") if finished else ("stopped", f"the comparison does not run; {GOES_ON}")
+    return ("done", "") if finished else ("stopped", f"the comparison does not run; {CAN_BE_RESUMED}")
 
 
 @router.delete("/compare/{name}")

@@ -19,7 +19,7 @@ from vantage.serve.studio.texts import encode_fitting
 
 PROMPT = "Once upon a time"
 SECONDS = 90.0  # after which no further token is measured
-MOST = 512
+MAX_TOKENS = 512
 
 
 def measure(model: Model, tokens: int, seconds: float = SECONDS) -> Iterator[Event]:
@@ -30,7 +30,7 @@ def measure(model: Model, tokens: int, seconds: float = SECONDS) -> Iterator[Eve
     """
     if model.kind != "decoder":
         raise Refused("this is measured on a decoder: the model is none, choose one that generates from a text")
-    prompt = encode_fitting(model, PROMPT, MOST, tokens)
+    prompt = encode_fitting(model, PROMPT, MAX_TOKENS, tokens)
     points: list[MeasuredPoint] = []
     cached = CachedSequence(model, _cache(model, len(prompt) + tokens))
     new, spent, anew, same, began = prompt, [0.0, 0.0], 0, 0, time.perf_counter()

@@ -12,7 +12,7 @@ from vantage.serve.bounds import ModelName, StrictModel, Whole
 from vantage.serve.errors import bad
 from vantage.serve.studio.cost.answers import CostAnswer
 from vantage.serve.studio.cost.calculator import VOCAB, Sizes, calculate, sizes_of
-from vantage.serve.studio.cost.measurement import MOST, measure
+from vantage.serve.studio.cost.measurement import MAX_TOKENS, measure
 from vantage.serve.studio.state import call, sse, studio_of, work
 
 router = APIRouter(prefix="/studio/api")
@@ -56,7 +56,7 @@ class CostRequest(StrictModel):
 
 class MeasureRequest(StrictModel):
     model: ModelName
-    tokens: Annotated[Whole, Field(ge=1, le=MOST)] = 64
+    tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] = 64
 
 
 @router.post("/cost")

@@ -20,7 +20,7 @@ from vantage.serve.studio.progress_events import Report
 
 CANDIDATES = 8  # of each case
 TOP = 8  # cells of a sweep that are named
-SAME = 1e-6  # a difference of measures that counts as none
+TOLERANCE = 1e-6  # a difference of measures that counts as none
 AblatedPart = Literal["head", "attention", "feed_forward", "layer"]
 Way = Literal["zero", "mean"]
 PatchedActivation = Literal["residual_before", "attention", "feed_forward", "heads"]
@@ -118,7 +118,7 @@ def patch_texts(
         model, clean, corrupted, activation=activation, target=target, against=against, progress=_layers(report)
     )
     assert sweep.goal is not None
-    if abs(sweep.goal - sweep.before) < SAME:
+    if abs(sweep.goal - sweep.before) < TOLERANCE:
         raise Refused(f"both texts give the same {sweep.measure}: choose a target that they disagree about")
     words = (
         f"The second text with one activation from the first: how far that brings the {sweep.measure} from that of the "

@@ -18,7 +18,7 @@ from vantage.serve.studio.lens.answers import LensAnswer, StreamPart, VectorAnsw
 from vantage.serve.studio.progress_events import Report
 
 GUESSES = 10  # that are kept of each place
-AT_ONCE = 16  # places that go through the head together
+HEAD_BATCH = 16  # places that go through the head together
 
 
 Turn = tuple[int | None, StreamPart, Tensor, Tensor]  # layer, part, what it added, the residual stream afterwards
@@ -104,7 +104,7 @@ def _turns(model: Model, seen: Trace, at: int) -> list[Turn]:
 def _guesses(model: Model, streams: list[Tensor]) -> list[tuple[str, float]]:
     """The likeliest token, and how likely it is, through the last norm and the head."""
     ids, shares = list[int](), list[float]()
-    edges = [*range(0, len(streams), AT_ONCE), len(streams)]
+    edges = [*range(0, len(streams), HEAD_BATCH), len(streams)]
     for low, high in pairwise(edges):
         logits = model.head(model.norm(torch.stack(streams[low:high])[None].to(model.dtype)))[0].float()
         best = logits.softmax(-1).max(-1)

@@ -27,7 +27,7 @@ from vantage.serve.studio.texts import encode_fitting
 
 router = APIRouter(prefix="/studio/api/lens")
 TOKENS = 128  # of a text: a grid of more cannot be read
-WRITTEN = 64  # tokens that are written before and after
+MAX_NEW_TOKENS = 64  # tokens that are written before and after
 
 Words = Annotated[str, Field(min_length=1, max_length=20_000)]
 OneToken = Annotated[str, Field(min_length=1, max_length=200)]
@@ -54,7 +54,7 @@ class AblateRequest(StrictModel):
     layer: Index
     head: Index = 0
     how: Way = "zero"
-    tokens: Annotated[Whole, Field(ge=1, le=WRITTEN)] = 16
+    tokens: Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)] = 16
 
 
 class AblateHeadsRequest(StrictModel):

@@ -34,7 +34,7 @@ from vantage.spec.positions import Pair, Positions
 CELLS = 96  # rows and columns of a heat map: more cannot be told apart on a page
 POINTS = 512  # of a curve
 RANDOM = 32  # random tokens that a mean is over
-WORK = 2**23  # numbers of queries and keys at once
+MAX_NUMBERS = 2**23  # numbers of queries and keys at once
 NONE_SEEN = float("-inf")
 
 
@@ -140,7 +140,7 @@ class Built:
     def tokens(self, places: int) -> Tensor:
         """(N, D): random tokens, as many as may be computed at once."""
         each = places * max(self.size.width, self.size.heads * places if self.every_key else 0)
-        n = max(1, min(RANDOM, WORK // max(1, each)))
+        n = max(1, min(RANDOM, MAX_NUMBERS // max(1, each)))
         return torch.randn(n, self.size.width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
