@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
-from vantage.attention.delta import delta_rule, unit
+from vantage.attention.delta import unit
+from vantage.attention.delta_rule import delta_rule
 from vantage.attention.scorer import head_outputs
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns

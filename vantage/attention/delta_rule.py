@@ -1,0 +1,85 @@
+"""The delta rule itself: S ← e^g S; S ← S + k ⊗ β(v - kᵀS); o = qᵀS / √d, in chunks, or one token after the other.
+
+In a chunk that begins with the state S, what token i puts in is u_i = β_i (v_i - k_i · (faded S) - Σ_(j<i) (k_i · faded k_j) u_j).
+That is a triangular system: it is solved for v and for k at once, before S is known, and U = own - known S when it is
+(the WY form, Yang et al. 2024).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vantage.attention.chunks import Chunks, faded, goes_by_token
+from vantage.attention.token_steps import over_tokens
+from vantage.spec.positions import Positions
+
+
+def delta_rule(
+    q_BTHd: Tensor,
+    k_BTHd: Tensor,
+    v_BTHe: Tensor,
+    g: Tensor,
+    beta_BTH: Tensor,
+    state_BHde: Tensor,
+    pos: Positions,
+    columns: tuple[int, ...],
+) -> tuple[Tensor, list[Tensor]]:
+    """The outputs (B, T, H, e), and the states (B, H, d, e) after each of these columns. In float32 at least.
+
+    ``g``: one for each head (B, T, H), or for each channel of the keys (B, T, H, d); none above 0. Outputs in padding
+    mean nothing.
+    """
+    wide = state_BHde.dtype
+    q, k, v, g, beta = (t.to(wide) for t in (q_BTHd, k_BTHd, v_BTHe, g, beta_BTH))
+    g = g[..., None] if g.dim() == 3 else g
+    rule = delta_rule_by_token if goes_by_token(pos) else delta_rule_in_chunks
+    return rule(q * q.shape[-1] ** -0.5, k, v, g, beta[..., None], state_BHde, pos, columns)
+
+
+def delta_rule_by_token(
+    q_BTHd: Tensor,
+    k_BTHd: Tensor,
+    v_BTHe: Tensor,
+    g_BTHd: Tensor,
+    beta_BTH1: Tensor,
+    state_BHde: Tensor,
+    pos: Positions,
+    columns: tuple[int, ...],
+) -> tuple[Tensor, list[Tensor]]:
+    def token(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        faded = state * g_BTHd[:, t].exp()[..., None]
+        missing = v_BTHe[:, t] - torch.einsum("bhd,bhde->bhe", k_BTHd[:, t], faded)
+        new = faded + torch.einsum("bhd,bhe->bhde", k_BTHd[:, t], beta_BTH1[:, t] * missing)
+        return new, torch.einsum("bhd,bhde->bhe", q_BTHd[:, t], new)
+
+    return over_tokens(token, state_BHde, pos, columns)
+
+
+def delta_rule_in_chunks(
+    q_BTHd: Tensor,
+    k_BTHd: Tensor,
+    v_BTHe: Tensor,
+    g_BTHd: Tensor,
+    beta_BTH1: Tensor,
+    state_BHde: Tensor,
+    pos: Positions,
+    columns: tuple[int, ...],
+) -> tuple[Tensor, list[Tensor]]:
+    chunks = Chunks.of(pos)
+    q, k, v, beta = (chunks.cut(t) for t in (q_BTHd, k_BTHd, v_BTHe, beta_BTH1))
+    g = chunks.cut_fades(g_BTHd)
+    f = faded(q, k, g)
+    right = torch.cat([beta * v, beta * f.k_from_start], -1)
+    # The diagonal is taken for ones, and what is above it for zeros.
+    solved = torch.linalg.solve_triangular(beta * f.overlap, right, upper=False, unitriangular=True)
+    own, known = (t.flatten(1, 2) for t in solved.split((v.shape[-1], k.shape[-1]), -1))
+    kept, keys = g.sum(-2).exp()[..., None].flatten(1, 2), f.k_to_end.mT.flatten(1, 2)
+    states, put_in = [state_BHde.flatten(0, 1)], []
+    for own_n, known_n, kept_n, keys_n in zip(*(t.unbind(0) for t in (own, known, kept, keys)), strict=True):
+        put_in.append(torch.baddbmm(own_n, known_n, states[-1], alpha=-1))
+        states.append(torch.baddbmm(kept_n * states[-1], keys_n, put_in[-1]))
+    u = torch.stack(put_in).view_as(v)
+    states = [s.view_as(state_BHde) for s in states]
+    out = f.q_from_start @ torch.stack(states[:-1]) + f.read @ u
+    return chunks.join(out), chunks.states(columns, states, g, k, u)
