@@ -17,11 +17,16 @@ from torch import Tensor
 from vantage.spec.positions import Positions
 
 CHUNK = 64  # tokens of a chunk: the work within it grows with its size, the number of chunks falls
-FEW = 16  # up to so many tokens go one by one: a chunk would cost more, and drafts want the state after each
+FEW = 4  # up to so many tokens go one by one: a chunk costs more than they do
 
 
-def goes_by_token(pos: Positions) -> bool:
-    return pos.shape[1] <= FEW
+def goes_by_token(width: int) -> bool:
+    return width <= FEW
+
+
+def chunk_size(width: int) -> int:
+    """A power of two, for blocks are put together in pairs."""
+    return min(CHUNK, 1 << (width - 1).bit_length())
 
 
 @final
@@ -36,9 +41,9 @@ class Chunks:
     begins_BT: Tensor | None  # where a document begins; None: nowhere
 
     @staticmethod
-    def of(pos: Positions, size: int = CHUNK) -> Chunks:
+    def of(pos: Positions) -> Chunks:
         begins = None if pos.segment is None else (pos.order == pos.segment) & pos.filled
-        return Chunks(*pos.shape, size, pos.filled if pos.known.empty else None, begins)
+        return Chunks(*pos.shape, chunk_size(pos.shape[1]), pos.filled if pos.known.empty else None, begins)
 
     def cut(self, x_BTHd: Tensor) -> Tensor:
         """(N, B, H, C, d), with zeros in padding."""

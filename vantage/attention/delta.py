@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
-from vantage.attention.delta_rule import delta_rule
+from vantage.attention.delta_rule import delta_rule, delta_rule_operations
 from vantage.attention.scorer import head_outputs
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns
@@ -110,12 +110,9 @@ class GatedDeltaRule(nn.Module):
 
     def mixing_operations(self, size: PassSize) -> dict[str, int]:
         s, tokens = self.state_shape, size.tokens
-        maps = linear_operations(self.qkv, tokens) + linear_operations(self.gates, tokens)
-        matrix = 2 * tokens * s.heads * s.key_dim * s.value_dim  # a product with the state
         return {
-            "projections": maps + self.conv.operations(tokens),
-            "scores": matrix,  # what the state says of a key already; its correction is no product of matrices
-            "weighted sum": matrix,
+            "projections": linear_operations(self.qkv, tokens) + linear_operations(self.gates, tokens),
+            **delta_rule_operations(size, s, by_channel=False),
             "output": linear_operations(self.out, tokens),
         }
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vantage.attention.chunks import Chunks, faded, goes_by_token
+from vantage.attention.chunks import Chunks, chunk_size, faded, goes_by_token
 from vantage.attention.token_steps import over_tokens
+from vantage.spec.operations import PassSize
+from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
 
@@ -33,7 +35,7 @@ def delta_rule(
     wide = state_BHde.dtype
     q, k, v, g, beta = (t.to(wide) for t in (q_BTHd, k_BTHd, v_BTHe, g, beta_BTH))
     g = g[..., None] if g.dim() == 3 else g
-    rule = delta_rule_by_token if goes_by_token(pos) else delta_rule_in_chunks
+    rule = delta_rule_by_token if goes_by_token(pos.shape[1]) else delta_rule_in_chunks
     return rule(q * q.shape[-1] ** -0.5, k, v, g, beta[..., None], state_BHde, pos, columns)
 
 
@@ -83,3 +85,18 @@ def delta_rule_in_chunks(
     states = [s.view_as(state_BHde) for s in states]
     out = f.q_from_start @ torch.stack(states[:-1]) + f.read @ u
     return chunks.join(out), chunks.states(columns, states, g, k, u)
+
+
+def delta_rule_operations(size: PassSize, s: Shape, *, by_channel: bool) -> dict[str, int]:
+    """Of its products of matrices; the triangular system's solution is none."""
+    matrix = 2 * s.key_dim * s.value_dim  # a product with the state
+    if goes_by_token(size.queries):
+        rows = size.tokens * s.heads
+        return {"scores": rows * matrix, "weighted sum": rows * matrix}  # what it says of a key already; of a query
+    chunk = chunk_size(size.queries)
+    rows = size.batch * s.heads * -(-size.queries // chunk) * chunk
+    keys = chunk - 1 if by_channel else 2 * chunk  # by halves a key meets later rows alone
+    return {
+        "scores": 2 * rows * keys * s.key_dim,  # queries and keys with keys
+        "weighted sum": rows * (3 * matrix + 2 * chunk * s.value_dim),
+    }
