@@ -18,7 +18,6 @@ from vantage.conformance.scenarios import sharpen
 from vantage.spec.positions import Positions
 
 H, D, E = 4, 5, 3
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 ROWS = {
     "runs": lambda T: Positions.arange(2, T),
@@ -63,7 +62,7 @@ def compare(by_token: Callable, in_chunks: Callable, inputs: list[Tensor], pos: 
         assert isinstance(loss, Tensor)
         found.append([*results, *torch.autograd.grad(loss, given)])
     for want, got in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, **CLOSE)
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
 @pytest.fixture
@@ -78,9 +77,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("channels", [1, D], ids=["heads", "channels"])
 def test_the_delta_rule(channels: int, kind: str, rows: str):
     T = 42  # two chunks and some
-    compare(
-        delta_rule_by_token, delta_rule_in_chunks, delta_inputs(T, decays(kind, 2, T, H, channels)), ROWS[rows](T)
-    )
+    compare(delta_rule_by_token, delta_rule_in_chunks, delta_inputs(T, decays(kind, 2, T, H, channels)), ROWS[rows](T))
 
 
 @pytest.mark.parametrize("T", [1, 2, 5, 17, 63, 64, 65, 129])
@@ -107,7 +104,7 @@ def test_state_spaces(groups: int, kind: str, rows: str):
 
 @pytest.mark.parametrize("channels", [1, D], ids=["heads", "channels"])
 def test_the_same_key_again_and_again(channels: int):
-    """With β = 2 and nothing fading every token turns what is there to its opposite: no inverse by powers stands that."""
+    """With β = 2 and no decay each token turns what is there to its opposite: no inverse by powers stands that."""
     T = 70
     q, k, v, _, beta, start = delta_inputs(T, torch.zeros(()))
     k = k[:, :1].expand(-1, T, -1, -1)
@@ -200,4 +197,4 @@ def test_a_layer_over_documents_and_padding(layer: str, monkeypatch: pytest.Monk
         out = mixer(x, context(pos, caches=no_caches(model.spec, None, model.dtype)))[pos.filled]
         found.append((out, *torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])))
     for want, got in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, **CLOSE)
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)

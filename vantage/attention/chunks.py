@@ -135,7 +135,7 @@ def _faded_by_channel(q_Cd: Tensor, k_Cd: Tensor, g_Cd: Tensor) -> Faded:
         products = [_quarters(*_pairs(own), x) for own, x in zip(products, across, strict=True)]
         rows = [torch.cat([x, y * fade_first], -2) for x, y in pairs]
         keys = torch.cat([first * fade_second, second], -2)
-        left = sum(_pairs(left))
+        left = torch.add(*_pairs(left))
     return Faded(*(x[..., 0, :, :] for x in (*products, *rows, keys)))
 
 

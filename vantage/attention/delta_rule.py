@@ -1,8 +1,8 @@
 """The delta rule itself: S ← e^g S; S ← S + k ⊗ β(v - kᵀS); o = qᵀS / √d, in chunks, or one token after the other.
 
-In a chunk that begins with the state S, what token i puts in is u_i = β_i (v_i - k_i · (faded S) - Σ_(j<i) (k_i · faded k_j) u_j).
-That is a triangular system: it is solved for v and for k at once, before S is known, and U = own - known S when it is
-(the WY form, Yang et al. 2024).
+In a chunk that begins with the state S token i puts in u_i = β_i (v_i - k_iᵀ S_i - Σ_(j<i) (k_i · k_j(i)) u_j), with
+S_i and k_j(i) faded up to i. That is a triangular system. It is solved for v and for k at once, before S is known;
+what is put in is then own - known S (the WY form, Yang et al. 2024).
 """
 
 from __future__ import annotations
