@@ -13,7 +13,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 
 import vantage as vt
 from tests.attention.helpers import F64, context, vectors
-from vantage.attention.delta import GatedDelta, delta_rule
+from vantage.attention.delta import GatedDelta
+from vantage.attention.delta_rule import delta_rule
 from vantage.cache.build import no_caches
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, CacheError, Refused

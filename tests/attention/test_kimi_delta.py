@@ -15,7 +15,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import (
 
 import vantage as vt
 from tests.attention.helpers import F64, context, vectors
-from vantage.attention.delta import delta_rule
+from vantage.attention.delta_rule import delta_rule
 from vantage.cache.build import no_caches
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused

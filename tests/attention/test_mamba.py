@@ -17,7 +17,7 @@ from transformers.models.mamba2.modeling_mamba2 import (
 import vantage as vt
 from tests.attention.helpers import F64, context, vectors
 from tests.attention.model_checks import check_saved
-from vantage.attention.mamba import state_space
+from vantage.attention.state_space import state_space
 from vantage.cache.build import no_caches
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused

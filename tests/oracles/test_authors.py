@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import vantage as vt
-from vantage.attention.delta import delta_rule, unit
+from vantage.attention.delta import unit
+from vantage.attention.delta_rule import delta_rule
 from vantage.attention.indexer import KeyChoice
 from vantage.conformance.scenarios import sharpen
 from vantage.spec.indexing import IndexerInputs

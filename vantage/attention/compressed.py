@@ -322,7 +322,8 @@ class NearBias(Pointwise):
             return None
         (first, last), run = queries.known.order, self.run
         low = min(max(first - self.near + 1 - run.first, 0), self.tokens)
-        high = min(max(last + self.near - run.first, low), self.tokens)
+        ahead = 1 if run.causal else self.near
+        high = min(max(last + ahead - run.first, low), self.tokens)
         whole = run.entries
         if run.causal:
             whole = min(max((last - run.first_end) // run.size + 1, 0), run.entries)

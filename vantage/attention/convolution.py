@@ -39,30 +39,27 @@ class ShortConvolution(nn.Module):
         self, x_BTC: Tensor, before_BnC: Tensor, pos: Positions, columns: tuple[int, ...]
     ) -> tuple[Tensor, list[Tensor]]:
         """The result (B, T, C), and the states (B, n - 1, C) after each of these columns."""
-        n, count = self.taps, pos.filled.long().cumsum(1)  # tokens of the row up to each column
+        n, (B, T) = self.taps, pos.shape
+        count = pos.filled.long().cumsum(1)  # tokens of the row up to each column
+        tokens, ranks = x_BTC, None if pos.segment is None else pos.order - pos.segment  # in the document
+        if pos.known.empty:  # without gaps: padding goes to a place that is cut off
+            place = torch.where(pos.filled, count - 1, T)
+            tokens = x_BTC.new_zeros(B, T + 1, x_BTC.shape[2]).scatter(1, place[..., None].expand_as(x_BTC), x_BTC)
+            tokens = tokens[:, :-1]
+            ranks = None if ranks is None else ranks.new_zeros(B, T + 1).scatter(1, place, ranks)[:, :-1]
+        line = torch.cat([before_BnC.to(x_BTC.dtype), tokens], 1)  # the state first
+        out = torch.zeros_like(tokens) if self.bias is None else self.bias.expand_as(tokens)
+        for i, weight_C in enumerate(self.weight.unbind(1)):
+            seen = line[:, i : i + T]
+            if ranks is not None:
+                seen = torch.where((ranks >= n - 1 - i)[..., None], seen, 0)
+            out = torch.addcmul(out, seen, weight_C)
         if pos.known.empty:
-            rank = torch.where(pos.filled, count - 1, x_BTC.shape[1])  # padding goes to a place that is cut off
-            tokens = torch.zeros_like(x_BTC[:, :1]).repeat(1, x_BTC.shape[1] + 1, 1)
-            tokens = tokens.scatter(1, rank[..., None].expand_as(x_BTC), x_BTC)[:, :-1]
-        else:
-            tokens = x_BTC
-        line = torch.cat([before_BnC.to(x_BTC.dtype), tokens], 1)  # the inputs without gaps, the state first
-        back = torch.arange(n, device=x_BTC.device)
-        at = (count - 1).clamp_min(0)[..., None] + back  # (B, T, n): the inputs that each token sees
-        windows = _rows(line, at)
-        if pos.segment is not None:
-            rank = (pos.order - pos.segment)[..., None]  # in its document
-            windows = torch.where((n - 1 - back <= rank)[..., None], windows, 0)
-        out = torch.einsum("btnc,cn->btc", windows, self.weight)
-        states = [_rows(line, count[:, c, None, None] + back[: n - 1])[:, 0] for c in columns]
-        return out if self.bias is None else out + self.bias, states
-
-    def operations(self, tokens: int) -> int:
-        return 2 * tokens * self.weight.numel()
+            out = out.gather(1, (count - 1).clamp_min(0)[..., None].expand_as(out))
+        back = torch.arange(n - 1, device=x_BTC.device)
+        return out, [_rows(line, count[:, c, None] + back) for c in columns]
 
 
-def _rows(line_BSC: Tensor, index_BTn: Tensor) -> Tensor:
-    """(B, T, n, C)"""
-    B, T, n = index_BTn.shape
-    flat = index_BTn.reshape(B, T * n, 1).expand(-1, -1, line_BSC.shape[-1])
-    return line_BSC.gather(1, flat).view(B, T, n, line_BSC.shape[-1])
+def _rows(line_BSC: Tensor, index_Bn: Tensor) -> Tensor:
+    """(B, n, C)"""
+    return line_BSC.gather(1, index_Bn[..., None].expand(-1, -1, line_BSC.shape[-1]))

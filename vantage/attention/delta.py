@@ -13,15 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
+from vantage.attention.delta_rule import delta_rule, delta_rule_operations
 from vantage.attention.scorer import head_outputs
-from vantage.attention.token_steps import over_tokens
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns
 from vantage.spec.kept import StateShape
 from vantage.spec.model import BuildContext, CacheShape, NormConfig
 from vantage.spec.operations import PassSize, linear_operations
 from vantage.spec.parts import Context, Shape
-from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
 
 EPS = 1e-6  # under the root of a length
@@ -111,42 +110,11 @@ class GatedDeltaRule(nn.Module):
 
     def mixing_operations(self, size: PassSize) -> dict[str, int]:
         s, tokens = self.state_shape, size.tokens
-        maps = linear_operations(self.qkv, tokens) + linear_operations(self.gates, tokens)
-        matrix = 2 * tokens * s.heads * s.key_dim * s.value_dim  # a product with the state
         return {
-            "projections": maps + self.conv.operations(tokens),
-            "scores": matrix,  # what the state says of a key already; its correction is no product of matrices
-            "weighted sum": matrix,
+            "projections": linear_operations(self.qkv, tokens) + linear_operations(self.gates, tokens),
+            **delta_rule_operations(size, s, by_channel=False),
             "output": linear_operations(self.out, tokens),
         }
-
-
-def delta_rule(
-    q_BTHd: Tensor,
-    k_BTHd: Tensor,
-    v_BTHe: Tensor,
-    g: Tensor,
-    beta_BTH: Tensor,
-    state_BHde: Tensor,
-    pos: Positions,
-    columns: tuple[int, ...],
-) -> tuple[Tensor, list[Tensor]]:
-    """The outputs (B, T, H, e), and the states (B, H, d, e) after each of these columns. In float32 at least.
-
-    ``g``: one for each head (B, T, H), or for each channel of the keys (B, T, H, d).
-    """
-    wide = state_BHde.dtype
-    q, k, v, g, beta = (t.to(wide) for t in (q_BTHd, k_BTHd, v_BTHe, g, beta_BTH))
-    g = g[..., None] if g.dim() == 3 else g
-    q = q * q.shape[-1] ** -0.5
-
-    def token(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        faded = state * g[:, t].exp()[..., None]
-        missing = v[:, t] - torch.einsum("bhd,bhde->bhe", k[:, t], faded)
-        new = faded + torch.einsum("bhd,bhe->bhde", k[:, t], beta[:, t, :, None] * missing)
-        return new, torch.einsum("bhd,bhde->bhe", q[:, t], new)
-
-    return over_tokens(token, state_BHde, pos, columns)
 
 
 def unit(x: Tensor) -> Tensor:

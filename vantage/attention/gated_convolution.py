@@ -60,8 +60,8 @@ class GatedConvolutionMixer(nn.Module):
         return self.out(after * mixed)
 
     def mixing_operations(self, size: PassSize) -> dict[str, int]:
-        maps = linear_operations(self.maps, size.tokens) + self.conv.operations(size.tokens)
-        return {"projections": maps, "output": linear_operations(self.out, size.tokens)}
+        tokens = size.tokens
+        return {"projections": linear_operations(self.maps, tokens), "output": linear_operations(self.out, tokens)}
 
 
 ENTRY = Entry(

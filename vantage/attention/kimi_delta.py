@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
-from vantage.attention.delta import delta_rule, unit
+from vantage.attention.delta import unit
+from vantage.attention.delta_rule import delta_rule, delta_rule_operations
 from vantage.attention.scorer import head_outputs
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns
@@ -99,11 +100,9 @@ class KimiDeltaRule(nn.Module):
     def mixing_operations(self, size: PassSize) -> dict[str, int]:
         s, tokens = self.state_shape, size.tokens
         maps = (self.qkv, self.beta, self.low, self.decay, self.gate)
-        matrix = 2 * tokens * s.heads * s.key_dim * s.value_dim  # a product with the state
         return {
-            "projections": sum(linear_operations(m, tokens) for m in maps) + self.conv.operations(tokens),
-            "scores": matrix,  # what the state says of a key already; its correction is no product of matrices
-            "weighted sum": matrix,
+            "projections": sum(linear_operations(m, tokens) for m in maps),
+            **delta_rule_operations(size, s, by_channel=True),
             "output": linear_operations(self.out, tokens),
         }
 

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.attention.scorer import head_outputs
-from vantage.attention.token_steps import over_tokens
+from vantage.attention.state_space import state_space, state_space_operations
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns
 from vantage.spec.kept import StateShape
 from vantage.spec.model import BuildContext, CacheShape, NormConfig
 from vantage.spec.operations import PassSize, linear_operations
 from vantage.spec.parts import Context, Shape
-from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry
 
 FIRST_STEPS = (1e-3, 0.1)  # Δ of fresh heads lies between these
@@ -105,7 +104,7 @@ class Mamba2Mixer(nn.Module):
         rows = s.kv_heads * s.key_dim
         x, b, c = F.silu(mixed).split((s.heads * s.value_dim, rows, rows), dim=-1)
         x = x.unflatten(-1, (s.heads, -1))
-        b, c = (t.unflatten(-1, (s.kv_heads, -1)).repeat_interleave(s.heads // s.kv_heads, 2) for t in (b, c))
+        b, c = (t.unflatten(-1, (s.kv_heads, -1)) for t in (b, c))
         step = F.softplus(step.to(matrix.dtype) + self.dt_bias)
         step = step.clamp(self.config.least_step, self.config.greatest_step)
         rate = -self.A_log.to(matrix.dtype).exp()
@@ -128,32 +127,10 @@ class Mamba2Mixer(nn.Module):
     def mixing_operations(self, size: PassSize) -> dict[str, int]:
         s, tokens = self.state_shape, size.tokens
         return {
-            "projections": linear_operations(self.maps, tokens) + self.conv.operations(tokens),
-            "weighted sum": 2 * tokens * s.heads * s.key_dim * s.value_dim,  # what the state is read by
+            "projections": linear_operations(self.maps, tokens),
+            **state_space_operations(size, s),
             "output": linear_operations(self.out, tokens),
         }
-
-
-def state_space(
-    x_BTHe: Tensor,
-    step_BTH: Tensor,
-    rate_H: Tensor,
-    b_BTHd: Tensor,
-    c_BTHd: Tensor,
-    state_BHde: Tensor,
-    pos: Positions,
-    columns: tuple[int, ...],
-) -> tuple[Tensor, list[Tensor]]:
-    """The outputs (B, T, H, e), and the states (B, H, d, e) after each of these columns. In float32 at least."""
-    wide = state_BHde.dtype
-    x, step, b, c = (t.to(wide) for t in (x_BTHe, step_BTH, b_BTHd, c_BTHd))
-    fades, taken = (step * rate_H).exp(), step[..., None] * x
-
-    def token(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        new = fades[:, t, :, None, None] * state + b[:, t, :, :, None] * taken[:, t, :, None]
-        return new, torch.einsum("bhd,bhde->bhe", c[:, t], new)
-
-    return over_tokens(token, state_BHde, pos, columns)
 
 
 ENTRY = Entry(

@@ -153,6 +153,9 @@ def _change(q: Tensor, k: Tensor, w: Tensor, share: Tensor, q_pos: Positions, k_
     for start in reversed(range(0, k.shape[2], BLOCK)):
         cut, first = slice(start, start + BLOCK), _queries_before(pair, start)
         k_b, w_b = k[:, :, cut], w[:, :, cut]
+        if first == q.shape[-2]:  # no query has come to these keys: nothing is folded yet
+            changes.append(q.new_zeros(*q.shape[:-1], k_b.shape[2]))
+            continue
         share_b = torch.where(k_pos.filled[:, None, cut, None], share[:, :, cut], 0).transpose(-1, -2)  # (B, G, 1, C)
         newer = w_b @ w_b.transpose(-1, -2) * share_b  # (B, G, newer, older), of which the part below 1s is read
         if k_pos.segment is not None:
