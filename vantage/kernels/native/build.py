@@ -49,7 +49,7 @@ UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
 THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
 VERSION = 6  # what vantage_version() answers
-# Matrix units of processors, by what Linux calls them. Kernels for them are written, and have not run on such a processor.
+# Matrix units of processors, in Linux's words. Kernels for them are written, and have not run on such a processor.
 MATRIX_UNITS = {"AMX": frozenset(["amx_tile", "amx_int8"]), "i8mm": frozenset(["i8mm"])}
 WITH_MATRIX_UNITS = ("-DVANTAGE_MATRIX_UNITS",)
 

@@ -78,14 +78,15 @@ struct ByteForm {
     static constexpr int HELD = HAS_DOT ? GROUPS : std::min(GROUPS, 32767 / (2 * MOST * 127));
 };
 
-// Adds the sums of the products to s, as a matrix unit does (matrix_units.h): GROUPS words of four inputs, HELD of them in 16 bits.
+// Adds the sums of the products to s, as a matrix unit does (matrix_units.h). HELD: words whose sums fit 16 bits. Compilers
+// keep s in registers if it is an array, and inlined.
 template <int HELD>
 struct DotSums {
     static inline void arrange(Panel&, int, int) {}
 
     template <int GROUPS, int M>
     static inline __attribute__((always_inline)) void add(const Panel& panel, int b, int part, const RoundedBytes* block,
-                                                          int64_t blocks, ints (*s)[PANEL]) {
+                                                          int64_t blocks, ints (&s)[M][PANEL]) {
         [[maybe_unused]] const ints ones = all_ints(0x00010001);
         for (int from = 0; from < GROUPS; from += HELD) {
             ints words[M][PANEL] = {};

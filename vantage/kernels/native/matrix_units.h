@@ -45,7 +45,7 @@ struct MatrixSums {  // two rows and two outputs of eight inputs in one instruct
     }
 
     template <int GROUPS, int M>
-    static inline void add(const Panel& panel, int b, int part, const RoundedBytes* block, int64_t blocks, ints (*s)[PANEL]) {
+    static inline void add(const Panel& panel, int b, int part, const RoundedBytes* block, int64_t blocks, ints (&s)[M][PANEL]) {
         const ints(*w)[PANEL] = panel.pairs + b * GROUPS;
         int32x4_t sums[(M + 1) / 2][PANEL][2] = {};
         for (int g = 0; g < GROUPS; g += 2)
@@ -118,7 +118,7 @@ struct TileRegisters {
 
 struct TileSums {
     template <int GROUPS, int M>
-    static inline void add(const Panel& panel, int b, int part, const RoundedBytes* block, int64_t blocks, ints (*s)[PANEL]) {
+    static inline void add(const Panel& panel, int b, int part, const RoundedBytes* block, int64_t blocks, ints (&s)[M][PANEL]) {
         static_assert(M == REGISTER_ROWS, "all rows of a register");
         const ints(*w)[PANEL] = panel.pairs + b * GROUPS;
         ints sums[M][PANEL];
