@@ -15,7 +15,7 @@ import torch
 
 from tests.kernels.test_native import backend, packed
 from vantage.errors import BadInput
-from vantage.kernels.native import MatrixUnit, Native, built_ahead
+from vantage.kernels.native import MatrixUnit, Native, built_ahead, native
 from vantage.kernels.native.build import MATRIX_UNITS, processor_features
 from vantage.kernels.native.built_ahead import (
     AVX2,
@@ -135,3 +135,17 @@ def test_a_system_that_does_not_lend_the_tiles_gets_dot_products(folder: Path):
     exact, fast = (tiles.linear(weight.matrix(), x, fast=fast) for fast in (False, True))
     assert torch.equal(fast, backend.linear(weight.matrix(), x, fast=True))
     assert not torch.equal(fast, exact)
+
+
+@pytest.mark.slow
+def test_a_matrix_unit_that_there_is_not_is_told(monkeypatch):
+    monkeypatch.setenv("VANTAGE_MATRIX_UNITS", "1")
+    if backend is None:
+        pytest.skip("no compiler here")
+    if any(processor_features() >= needed for needed in MATRIX_UNITS.values()):
+        pytest.skip("this processor has one")
+    with pytest.warns(UserWarning, match="neither i8mm nor AMX .*; dot products run in their place"):
+        compiled = native.__wrapped__()
+    assert compiled is not None
+    weight, x = packed("Q4_1", 70, 64), torch.randn(47, 64)
+    assert torch.equal(compiled.linear(weight.matrix(), x, fast=True), backend.linear(weight.matrix(), x, fast=True))
