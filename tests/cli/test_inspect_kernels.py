@@ -48,8 +48,21 @@ def test_what_each_layer_runs(tmp_path, capsys):
 )
 def test_which_way_a_step_runs(options, device, way, others, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if Triton were there
+    monkeypatch.setattr("vantage.model.lowered.choice.processor_features", frozenset)  # no matrix unit
     choice = step_kernel(build(decoder(vocab=64, width=64, layers=1, heads=2, **options)), device)
     assert (choice.kernel, choice.others) == (way, others)
+
+
+@pytest.mark.parametrize(
+    ("features", "unit"), [({"avx512f", "amx_tile", "amx_int8"}, "AMX"), ({"asimd", "asimddp", "i8mm"}, "i8mm")]
+)
+def test_a_matrix_unit_that_is_off_is_named(features, unit, monkeypatch):
+    monkeypatch.delenv("VANTAGE_MATRIX_UNITS", raising=False)
+    monkeypatch.setattr("vantage.model.lowered.choice.processor_features", lambda: frozenset(features))
+    model = build(decoder(vocab=64, width=64, layers=1, heads=2))
+    assert {name: why[:3] for name, why in step_kernel(model, "cpu").others.items()} == {unit: "off"}
+    monkeypatch.setenv("VANTAGE_MATRIX_UNITS", "1")
+    assert step_kernel(model, "cpu").others == {}
 
 
 def test_a_gpu_that_is_not_here(tmp_path, capsys):

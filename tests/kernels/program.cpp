@@ -101,5 +101,6 @@ int main() {
     if (request[0] == 0) product_request(request[1]);
     else if (request[0] == 1) attention_request(request[1]);
     else if (request[0] == 2) top_request(request[1]);
-    else tiles_request(request[1]);
+    else if (request[0] == 3) tiles_request(request[1]);
+    else give(std::vector<int32_t>{vantage_matrix_unit()});
 }

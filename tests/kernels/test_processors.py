@@ -1,4 +1,4 @@
-"""The native kernels on processors that this machine is not: NEON under an emulator, AVX-512 in plain code.
+"""The native kernels on processors that this machine is not: NEON under an emulator, AVX-512 and AMX in plain code.
 
 They are compiled as a program without Python (program.cpp), which answers one request for each run. What a processor
 computes is compared with float64; bits are promised within one kind of processor, not across kinds.
@@ -6,9 +6,11 @@ computes is compared with float64; bits are promised within one kind of processo
 
 from __future__ import annotations
 
+import functools
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +25,7 @@ from torch import Tensor
 from tests.kernels.test_native import KINDS, inputs_of, rounding, rows
 from vantage.kernels import kernel_named
 from vantage.kernels.mask_flags import mask_flags
-from vantage.kernels.native import Format, Kept, native
+from vantage.kernels.native import Format, Kept, MatrixUnit, native
 from vantage.kernels.native.build import HERE as SOURCES
 from vantage.kernels.native.build import UNITS
 from vantage.kernels.packed_layout import size
@@ -36,40 +38,60 @@ from vantage.spec.positions import Positions
 
 HERE = Path(__file__).parent
 PLAIN_AVX512 = (f"-I{HERE}", '-DVANTAGE_INTRINSICS="plain_avx512.h"')
-PRODUCT, ATTENTION, TOP, TILES = range(4)
+PLAIN_AMX = (f"-I{HERE}", '-DVANTAGE_INTRINSICS="plain_amx.h"', "-DVANTAGE_VNNI", "-DVANTAGE_MATRIX_UNITS")
+I8MM = ("-march=armv8.2-a+dotprod+i8mm", "-DVANTAGE_MATRIX_UNITS", "-static")
+PRODUCT, ATTENTION, TOP, TILES, UNIT = range(5)
 
 
 class Processor(NamedTuple):
     compiler: str
     flags: tuple[str, ...]
-    emulator: str | None = None  # which must be there as well
+    emulator: tuple[str, ...] = ()  # which must be there as well
+    unit: MatrixUnit = MatrixUnit.NONE
 
     def missing(self) -> str | None:
-        tools = [self.compiler] if self.emulator is None else [self.compiler, self.emulator]
-        absent = [tool for tool in tools if shutil.which(tool) is None]
-        if not absent and PLAIN_AVX512[-1] in self.flags and not Path("/usr/include/simde").is_dir():
+        absent = [tool for tool in (self.compiler, *self.emulator[:1]) if shutil.which(tool) is None]
+        if not absent and f"-I{HERE}" in self.flags and not Path("/usr/include/simde").is_dir():
             absent = ["libsimde-dev"]
         return f"not here: {', '.join(absent)} (make cross installs it on Debian)" if absent else None
 
 
 PROCESSORS = {
-    "neon": Processor("aarch64-linux-gnu-g++", ("-march=armv8-a", "-static"), "qemu-aarch64"),
-    "neon-dot": Processor("aarch64-linux-gnu-g++", ("-march=armv8.2-a+dotprod", "-static"), "qemu-aarch64"),
+    "neon": Processor("aarch64-linux-gnu-g++", ("-march=armv8-a", "-static"), ("qemu-aarch64",)),
+    "neon-dot": Processor("aarch64-linux-gnu-g++", ("-march=armv8.2-a+dotprod", "-static"), ("qemu-aarch64",)),
+    "neon-i8mm": Processor("aarch64-linux-gnu-g++", I8MM, ("qemu-aarch64", "-cpu", "max"), MatrixUnit.I8MM),
     "avx512": Processor("g++", PLAIN_AVX512),
     "avx512-vnni": Processor("g++", (*PLAIN_AVX512, "-DVANTAGE_VNNI")),
+    "amx": Processor("g++", PLAIN_AMX, (), MatrixUnit.AMX),
     "plain": Processor("g++", ("-DVANTAGE_NO_VECTORS",)),
 }
+# What has a matrix unit, and the same processor without it.
+WITHOUT_UNIT = {"neon-i8mm": "neon-dot", "amx": "avx512-vnni"}
+BYTE_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
-@pytest.fixture(scope="module", params=list(PROCESSORS))
-def program(request, tmp_path_factory) -> list[str]:
-    """The command that runs the kernels of a processor."""
-    processor = PROCESSORS[request.param]
-    if (missing := processor.missing()) is not None:
-        pytest.skip(missing)
-    if processor.emulator is None and platform.machine() != "x86_64":
-        pytest.skip("written for x86-64")
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Callable[[str], list[str]]:
+    """The command that runs the kernels of a processor, by its name. Each is compiled once."""
+
+    @functools.cache
+    def command(name: str) -> list[str]:
+        processor = PROCESSORS[name]
+        if (missing := processor.missing()) is not None:
+            pytest.skip(missing)
+        if not processor.emulator and platform.machine() != "x86_64":
+            pytest.skip("written for x86-64")
+        return [*processor.emulator, str(compile_program(processor, tmp_path_factory.mktemp(name)))]
+
+    return command
+
+
+@pytest.fixture(params=list(PROCESSORS))
+def program(request, programs: Callable[[str], list[str]]) -> list[str]:
+    return programs(request.param)
+
+
+def compile_program(processor: Processor, folder: Path) -> Path:
     common = (
         processor.compiler,
         "-O1",
@@ -91,7 +113,7 @@ def program(request, tmp_path_factory) -> list[str]:
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_unit, enumerate(units)))
     subprocess.run([*common, "-o", str(folder / "program"), *objects], check=True, timeout=600)
-    return [*([] if processor.emulator is None else [processor.emulator]), str(folder / "program")]
+    return folder / "program"
 
 
 def ask(program: list[str], what: int, numbers: list[int], *tensors: Tensor, threads: int = 2) -> bytes:
@@ -128,6 +150,29 @@ def test_products(program: list[str], kind: str):
         if alone is None:
             alone = y
         assert torch.equal(y, alone[:m])  # a row's result is that of the row alone
+
+
+def fast_product(program: list[str], kind: str, m: int, inputs: int, *, fast: bool = True) -> bytes:
+    outputs = 70  # a last panel that is not full
+    raw, format = rows(kind, outputs, inputs), Format[kind]
+    x = torch.randn(m, inputs, generator=torch.Generator().manual_seed(m))
+    numbers = [int(format), outputs, inputs, m, size(format, outputs, inputs), raw.numel(), int(fast)]
+    return ask(program, PRODUCT, numbers, raw, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITHOUT_UNIT)
+def test_matrix_units_have_the_bits_of_dot_products(programs, name: str):
+    unit, dots = programs(name), programs(WITHOUT_UNIT[name])
+    assert np.frombuffer(ask(unit, UNIT, []), np.int32).tolist() == [PROCESSORS[name].unit]
+    assert np.frombuffer(ask(dots, UNIT, []), np.int32).tolist() == [MatrixUnit.NONE]
+    for kind in BYTE_KINDS:  # registers full of rows, and some rows more
+        of = kind, 47, inputs_of(kind, 2)
+        assert fast_product(unit, *of) == fast_product(dots, *of)
+        assert fast_product(unit, *of) != fast_product(unit, *of, fast=False)
+    # rows for no register; for one; in two pieces; and a second panel, of few inputs
+    for kind, m, inputs in (("Q4_1", 13, 64), ("Q4_0", 16, 64), ("Q4_1", 98, 576), ("Q6_K", 34, 768)):
+        assert fast_product(unit, kind, m, inputs) == fast_product(dots, kind, m, inputs)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import VantageError
-from vantage.kernels.native.build import CannotBuild, load
+from vantage.kernels.native.build import CannotBuild, load, matrix_units_wanted
 from vantage.kernels.native.huge_pages import use_huge_pages_later
 
 MAX_ROWS_AS_ONE = 12  # rows that are computed as one is, whoever asks for fast products; see linear.h
@@ -39,6 +39,14 @@ class Format(IntEnum):
     MXFP4 = 13
     F16 = 14
     BF16 = 15
+
+
+class MatrixUnit(IntEnum):
+    """What makes the sums of fast products, where it is no dot product; see matrix_units.h."""
+
+    NONE = 0
+    I8MM = 1
+    AMX = 2
 
 
 class OpKind(IntEnum):
@@ -183,6 +191,7 @@ class Native:
         self._top.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p, c_void_p, c_int]
         self._attend = library.vantage_attend
         self._attend.argtypes = [ctypes.POINTER(TileCall), c_int]
+        self.matrix_unit = MatrixUnit(library.vantage_matrix_unit())
         _lend_threads(library)
 
     def run(self, call: ProgramCall) -> None:
@@ -272,7 +281,14 @@ class Repacking:
 def native() -> Native | None:
     """The backend; ``None`` where it cannot be built, which is said once."""
     try:
-        return Native(load())
+        backend = Native(load())
+        if matrix_units_wanted() and backend.matrix_unit is MatrixUnit.NONE:
+            warnings.warn(
+                "VANTAGE_MATRIX_UNITS=1, but there is neither i8mm nor AMX that the system lets this process use; "
+                "dot products run in their place",
+                stacklevel=2,
+            )
+        return backend
     except CannotBuild as why:
         warnings.warn(f"{why}; the model runs on torch's own operators, which are slower", stacklevel=2)
         return None

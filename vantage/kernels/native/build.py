@@ -34,6 +34,7 @@ HEADERS = (
     "choose.h",
     "formats.h",
     "linear.h",
+    "matrix_units.h",
     "repack.h",
     "repacking.h",
     "sixteen.h",
@@ -48,6 +49,9 @@ UNITS = (("native.cpp", ()), *(("format.cpp", (f"-DVANTAGE_PART={i}",)) for i in
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fPIC", "-pthread", "-fno-semantic-interposition")
 THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
 VERSION = 6  # what vantage_version() answers
+# Matrix units of processors, in Linux's words. Kernels for them are written, and have not run on such a processor.
+MATRIX_UNITS = {"AMX": frozenset(["amx_tile", "amx_int8"]), "i8mm": frozenset(["i8mm"])}
+WITH_MATRIX_UNITS = ("-DVANTAGE_MATRIX_UNITS",)
 
 
 class CannotBuild(Exception):
@@ -57,6 +61,19 @@ class CannotBuild(Exception):
 def enabled() -> bool:
     """Whether whole steps are wanted at all."""
     return os.environ.get("VANTAGE_NATIVE") != "0"
+
+
+def matrix_units_wanted() -> bool:
+    """They have not run on a processor of their own, so they are off until somebody asks for them."""
+    return os.environ.get("VANTAGE_MATRIX_UNITS") == "1"
+
+
+def unused_matrix_units(features: frozenset[str]) -> dict[str, str]:
+    """Those that a processor with these features has and the kernels leave alone: why, by name."""
+    if matrix_units_wanted():
+        return {}
+    why = "off, as it has not run on such a processor: VANTAGE_MATRIX_UNITS=1 turns it on, for prompts with fast=True"
+    return {name: why for name, needed in MATRIX_UNITS.items() if needed <= features}
 
 
 def load() -> ctypes.CDLL:
@@ -84,7 +101,7 @@ def _compiled() -> ctypes.CDLL:
         with _alone(home / "lock"):
             if not path.exists():
                 sys.stderr.write("vantage: compiling the native CPU kernels, once for this machine ...\n")
-                compile_to(path, compiler)
+                compile_to(path, compiler, _this_processor())
         return _open(path)
     except OSError as error:
         raise CannotBuild(f"the native kernels could not be kept in {home} ({error})") from error
@@ -129,9 +146,13 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
+def _this_processor() -> tuple[str, ...]:
+    return (*THIS_PROCESSOR, *(WITH_MATRIX_UNITS if matrix_units_wanted() else ()))
+
+
 def _name(compiler: tuple[str, ...]) -> str:
     """A hash of all that decides what comes out."""
-    what = " ".join((*compiler, *FLAGS, *THIS_PROCESSOR, platform.machine(), _processor()))
+    what = " ".join((*compiler, *FLAGS, *_this_processor(), platform.machine(), _processor()))
     return f"native-{source_digest(what)[:20]}"
 
 

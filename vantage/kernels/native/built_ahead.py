@@ -17,11 +17,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vantage.errors import BadInput
-from vantage.kernels.native.build import HERE, compile_to, source_digest
+from vantage.kernels.native.build import (
+    HERE,
+    MATRIX_UNITS,
+    WITH_MATRIX_UNITS,
+    compile_to,
+    matrix_units_wanted,
+    source_digest,
+)
 
 FOLDER = HERE / "built"
 AVX2 = frozenset(["avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"])
 AVX512 = AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+VNNI = AVX512 | frozenset(["avx512_vnni"])
+DOT = frozenset(["asimddp"])
 
 
 class KernelTarget(NamedTuple):
@@ -32,17 +41,29 @@ class KernelTarget(NamedTuple):
     flags: tuple[str, ...]
     features: frozenset[str] = frozenset()  # that the processor must have
 
+    @property
+    def has_matrix_unit(self) -> bool:
+        return set(WITH_MATRIX_UNITS) <= set(self.flags)
+
 
 TARGETS = {  # the best first
-    "x86_64-avx512-vnni": KernelTarget(
-        "x86_64", "g++", ("-march=x86-64-v4", "-mavx512vnni"), AVX512 | frozenset(["avx512_vnni"])
+    "x86_64-amx": KernelTarget(
+        "x86_64",
+        "g++",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-int8", *WITH_MATRIX_UNITS),
+        VNNI | MATRIX_UNITS["AMX"],
     ),
+    "x86_64-avx512-vnni": KernelTarget("x86_64", "g++", ("-march=x86-64-v4", "-mavx512vnni"), VNNI),
     "x86_64-avx512": KernelTarget("x86_64", "g++", ("-march=x86-64-v4",), AVX512),
     "x86_64-avx2": KernelTarget("x86_64", "g++", ("-march=x86-64-v3",), AVX2),
     "x86_64-plain": KernelTarget("x86_64", "g++", ("-march=x86-64",)),
-    "aarch64-neon-dot": KernelTarget(
-        "aarch64", "aarch64-linux-gnu-g++", ("-march=armv8.2-a+dotprod",), frozenset(["asimddp"])
+    "aarch64-neon-i8mm": KernelTarget(
+        "aarch64",
+        "aarch64-linux-gnu-g++",
+        ("-march=armv8.2-a+dotprod+i8mm", *WITH_MATRIX_UNITS),
+        DOT | MATRIX_UNITS["i8mm"],
     ),
+    "aarch64-neon-dot": KernelTarget("aarch64", "aarch64-linux-gnu-g++", ("-march=armv8.2-a+dotprod",), DOT),
     "aarch64-neon": KernelTarget("aarch64", "aarch64-linux-gnu-g++", ("-march=armv8-a",)),
 }
 
@@ -73,11 +94,12 @@ def build(name: str) -> Path | None:
 
 
 def find_library(features: frozenset[str]) -> Path | None:
-    """The best that was built for a processor of this machine with these features."""
+    """The best that was built for a processor of this machine with these features; with a matrix unit if asked for."""
     if sys.platform != "linux":
         return None
     here = [name for name, target in TARGETS.items() if target.machine == platform.machine()]
-    fitting = [library_path(name) for name in here if TARGETS[name].features <= features]
+    wanted = [name for name in here if matrix_units_wanted() or not TARGETS[name].has_matrix_unit]
+    fitting = [library_path(name) for name in wanted if TARGETS[name].features <= features]
     return next((path for path in fitting if path.exists()), None)
 
 

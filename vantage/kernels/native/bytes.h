@@ -2,9 +2,11 @@
 //
 // A product then takes half the instructions, and errs by 1/254 of a block's largest activation. So a prompt is no
 // longer computed as a single row is (linear.h): only who asks for it gets it. Weights of up to 6 bits without a sign
-// can be met so; all others, and processors without such instructions, keep 16 bits.
+// can be met so; all others, and processors without such instructions, keep 16 bits. Sums under one scale come from dot
+// products or from a matrix unit (matrix_units.h).
 #pragma once
 #include "linear.h"
+#include "matrix_units.h"
 
 namespace vantage {
 
@@ -32,19 +34,6 @@ constexpr bool HAS_BYTES = true;
 #else
 constexpr bool HAS_BYTES = HAS_DOT;
 #endif
-
-struct RoundedBytes {  // 32 activations; of every four in the order 0, 2, 1, 3
-    int8_t x[BLOCK];
-    float scale;
-    float sum, sums[2];  // as in RoundedBlock
-    int32_t total, totals[2], unused;
-    inline ints four(int g) const {
-        int32_t word;
-        std::memcpy(&word, x + 4 * g, 4);
-        return all_ints(word);
-    }
-};
-static_assert(sizeof(RoundedBytes) <= sizeof(RoundedBlock), "they lie in the same place");
 
 inline void round_row(const float* x, int inputs, RoundedBytes* to) {
     constexpr int PLACE[4] = {0, 2, 1, 3};
@@ -89,17 +78,16 @@ struct ByteForm {
     static constexpr int HELD = HAS_DOT ? GROUPS : std::min(GROUPS, 32767 / (2 * MOST * 127));
 };
 
-template <class F, int M>
-void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, int64_t blocks, floats (*total)[PANEL]) {
-    constexpr int GROUPS = ByteForm<F>::GROUPS, HELD = ByteForm<F>::HELD;
-    [[maybe_unused]] const ints ones = all_ints(0x00010001);
-    for (int b = 0; b < count * F::PARTS; b++) {
-        const int part = F::PARTS == 1 ? 0 : b % 2;
-        const RoundedBytes* block = x + b / F::PARTS;
-        ints s[M][PANEL];
-        for (int m = 0; m < M; m++)
-            for (int v = 0; v < PANEL; v++)
-                s[m][v] = all_ints(-F::OFFSET * (F::PARTS == 1 ? block[m * blocks].total : block[m * blocks].totals[part]));
+// Adds the sums of the products to s, as a matrix unit does (matrix_units.h). HELD: words whose sums fit 16 bits. Compilers
+// keep s in registers if it is an array, and inlined.
+template <int HELD>
+struct DotSums {
+    static inline void arrange(Panel&, int, int) {}
+
+    template <int GROUPS, int M>
+    static inline __attribute__((always_inline)) void add(const Panel& panel, int b, int part, const RoundedBytes* block,
+                                                          int64_t blocks, ints (&s)[M][PANEL]) {
+        [[maybe_unused]] const ints ones = all_ints(0x00010001);
         for (int from = 0; from < GROUPS; from += HELD) {
             ints words[M][PANEL] = {};
             for (int g = from; g < from + HELD; g++) {
@@ -116,6 +104,26 @@ void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, i
                 for (int m = 0; m < M; m++)
                     for (int v = 0; v < PANEL; v++) s[m][v] = multiply_pairs(s[m][v], words[m][v], ones);
         }
+    }
+};
+
+#if defined(VANTAGE_I8MM)
+template <class F> using ByteSums = MatrixSums;
+#else
+template <class F> using ByteSums = DotSums<ByteForm<F>::HELD>;
+#endif
+
+template <class F, class Sums, int M>
+void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, int64_t blocks, floats (*total)[PANEL]) {
+    constexpr int GROUPS = ByteForm<F>::GROUPS;
+    for (int b = 0; b < count * F::PARTS; b++) {
+        const int part = F::PARTS == 1 ? 0 : b % 2;
+        const RoundedBytes* block = x + b / F::PARTS;
+        ints s[M][PANEL];
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < PANEL; v++)
+                s[m][v] = all_ints(-F::OFFSET * (F::PARTS == 1 ? block[m * blocks].total : block[m * blocks].totals[part]));
+        Sums::template add<GROUPS, M>(panel, b, part, block, blocks, s);
         for (int m = 0; m < M; m++)
             for (int v = 0; v < PANEL; v++) {
                 const RoundedBytes& row = block[m * blocks];
@@ -127,9 +135,11 @@ void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, i
 
 template <class F>
 void byte_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedBytes* x, float* room) {
+    using Sums = ByteSums<F>;
     constexpr int STEP = ByteForm<F>::HELD < ByteForm<F>::GROUPS ? TILE / 2 : TILE;  // two sums for each need more registers
     const Groups<F> groups(w);
     const int64_t blocks = w.inputs / BLOCK;
+    const TileRegisters<ByteForm<F>::GROUPS> tiles{};
     Panel& panel = *(Panel*)room;
     floats(*total)[PANEL] = (floats(*)[PANEL])(room + sizeof(Panel) / sizeof(float));
     const int last = std::min(end, (w.outputs + WIDTH - 1) / WIDTH * WIDTH);
@@ -144,10 +154,14 @@ void byte_rows(const Matrix& w, int begin, int end, const Rows& r, const Rounded
             unpack<F>(groups, out, vectors, k, upto, panel);
             for (int i = 0; i < count * 8; i++)  // four inputs in a word: in place, as what is read comes later
                 for (int v = 0; v < vectors; v++) panel.pairs[i][v] = panel.pairs[2 * i][v] | panel.pairs[2 * i + 1][v] << 8;
+            Sums::arrange(panel, count * 8, vectors);
             const RoundedBytes* first = x + k / BLOCK;
             int m = 0;
-            for (; m + STEP <= r.m; m += STEP) multiply_byte_panel<F, STEP>(panel, count, first + m * blocks, blocks, total + m);
-            for (; m < r.m; m++) multiply_byte_panel<F, 1>(panel, count, first + m * blocks, blocks, total + m);
+            if constexpr (HAS_TILES)
+                for (; tiles.ready && m + REGISTER_ROWS <= r.m; m += REGISTER_ROWS)
+                    multiply_byte_panel<F, TileSums, REGISTER_ROWS>(panel, count, first + m * blocks, blocks, total + m);
+            for (; m + STEP <= r.m; m += STEP) multiply_byte_panel<F, Sums, STEP>(panel, count, first + m * blocks, blocks, total + m);
+            for (; m < r.m; m++) multiply_byte_panel<F, Sums, 1>(panel, count, first + m * blocks, blocks, total + m);
         }
         for (int m = 0; m < r.m; m++)
             for (int v = 0; v < vectors; v++)

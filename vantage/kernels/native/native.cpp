@@ -87,7 +87,9 @@ struct ProgramCall {
 };
 
 constexpr int QUERY_TOKENS = 8;  // tokens of a prompt that one piece takes
-constexpr int MOST_ROWS = 132;   // that one piece of a product takes: a multiple of every tile
+constexpr int ROW_UNIT = HAS_TILES ? 48 : TILE;         // rows of a piece are multiples of it, and so of every tile
+constexpr int MOST_ROWS = HAS_TILES ? 144 : 132;        // that one piece of a product takes
+static_assert(ROW_UNIT % TILE == 0 && MOST_ROWS % ROW_UNIT == 0 && (!HAS_TILES || ROW_UNIT % REGISTER_ROWS == 0));
 
 struct Memory {  // of one thread, aligned for vectors
     float* data = nullptr;
@@ -328,7 +330,7 @@ struct Cut {
 Cut cut(const Matrix& w, int64_t m, int threads) {
     int64_t rows = m;
     if (m > 4 * TILE) {  // enough for every thread, and weights that are unpacked for many
-        const int64_t even = (m / (2 * threads) + TILE) / TILE * TILE;
+        const int64_t even = (m / (2 * threads) + ROW_UNIT) / ROW_UNIT * ROW_UNIT;
         rows = std::max<int64_t>(4 * TILE, std::min<int64_t>(even, MOST_ROWS));
     }
     const int64_t row_pieces = (m + rows - 1) / rows;
@@ -535,6 +537,9 @@ int vantage_run(const ProgramCall* call, int most_threads) try {
 
 // Whether a prompt of this matrix's kind can be computed with 8 bits.
 int vantage_has_bytes(const Matrix* w) { return rounds_activations(*w) && *kernels(*w).bytes; }
+
+// Which matrix unit does that, as MatrixUnit has it.
+int vantage_matrix_unit() { return matrix_unit(); }
 
 // One product: y (m, outputs) = x (m, inputs) W.
 int vantage_linear(const Matrix* w, const float* x, float* y, int64_t m, int threads, int fast) {

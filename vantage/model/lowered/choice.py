@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vantage.kernels.native.build import enabled
+from vantage.kernels.native.build import enabled, processor_features, unused_matrix_units
 from vantage.model.lowered.gpu_program import lower_for_gpu
 from vantage.model.lowered.lower import lower
 from vantage.model.lowered.module_step import uncaptured
@@ -38,6 +38,7 @@ def step_choice(model: Any, device: str) -> StepChoice:
             raise CannotLower(f"on a CPU native steps compute in float32, not {model.dtype}")
         else:
             lower(model.blocks, model.norm, model.spec.width)
+            others.update(unused_matrix_units(processor_features()))
             if model.placement.layers:
                 others[STEPS_AHEAD] = (
                     f"{len(model.placement.layers)} layers are not in memory, and come and go one by one"
