@@ -26,8 +26,8 @@ examples:
   vantage inspect cost smollm2 --context 8192 --batch 4 --machine h200
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
   vantage inspect kernels smollm2 --context 8192                   # which kernel each layer runs, and why
-  vantage inspect cache talk.vantage                               # a file that /save wrote
-  vantage inspect cache --prompt "The cat sat on the mat"          # what reading this leaves behind
+  vantage inspect cache talk.vantage                               # a conversation saved by `vantage chat`
+  vantage inspect cache --prompt "The cat sat on the mat"          # the cache after this text
   vantage inspect cache --prompt "The cat sat" --against "The cat ran"
   vantage inspect cache --model ./gemma --kind ring --prompt "A long text …" --json
 """
@@ -37,16 +37,16 @@ CONTEXT = 40  # characters shown before the place where two texts part
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "inspect",
-        help="attention, heads, scores, lens, attribution, ablation, patching, costs, kernels, caches",
-        description="Look inside.",
+        help="attention, heads, scores, logit lens, attribution, ablation, patching, cost, kernels, caches",
+        description="Look inside a model.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True, title="what to look at")
     cache = what.add_parser(
         "cache",
-        help="positions held, shared and let go of",
-        description="Which positions each layer holds, which are shared, which were let go of and why.",
+        help="positions that are cached, shared and evicted",
+        description="Which positions each layer caches, which are shared, and which were evicted and why.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,10 +55,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     inspect_cost.add(what)
     inspect_kernels.add(what)
     cache.add_argument("file", nargs="?", metavar="FILE", help="a saved conversation or cache")
-    cache.add_argument("--model", default=DEFAULT, metavar="MODEL", help="which reads the prompt; default: %(default)s")
-    cache.add_argument("--prompt", metavar="TEXT", help="read this and show what it leaves behind")
-    cache.add_argument("--against", metavar="TEXT", help="then this: how much of the first could be kept, and why")
-    cache.add_argument("--chat", action="store_true", help="the texts are what a user says to a chat model")
+    cache.add_argument("--model", default=DEFAULT, metavar="MODEL", help="model that reads the prompt; default: %(default)s")
+    cache.add_argument("--prompt", metavar="TEXT", help="read this text and show the cache")
+    cache.add_argument("--against", metavar="TEXT", help="then read this text: how much of the cache is reused, and why")
+    cache.add_argument("--chat", action="store_true", help="send the texts as user messages, with the chat template")
     add_cache_kind(cache, "--kind")
     add_adapter(cache)
     cache.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.against is not None and args.prompt is None:
         raise BadInput("--against is compared with a --prompt: give both")
     if args.prompt is None and not Path(args.file).is_file():
-        raise BadInput(f"there is no file {args.file}: give what /save of `vantage chat` wrote, or a --prompt")
+        raise BadInput(f"no file {args.file}: give a conversation saved with /save in `vantage chat`, or a --prompt")
     if args.prompt is not None:
         if not args.prompt:
             raise BadInput("an empty prompt: give some text")
@@ -210,7 +210,7 @@ def _layers(name: str, layers: list[dict[str, Any]]) -> list[str]:
         layer = json.loads(text)
         lines.append(f"{name} {_spans(spans(which))}: {layer['arrangement']}")
         for b, row in enumerate(layer["rows"]):
-            gone = f"; {row['evicted']} let go of: {row['why']}" if row["evicted"] else ""
+            gone = f"; {row['evicted']} evicted: {row['why']}" if row["evicted"] else ""
             shared = f"; {row['shared']} shared" if row["shared"] else ""
             moved = f" at positions {_spans(row['positions'])}" if row["positions"] != row["held"] else ""
             row_name = layer["names"][b] if "names" in layer else f"row {b}"

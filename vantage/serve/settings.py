@@ -242,75 +242,75 @@ KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or
 LEVELS = ("debug", "info", "warning", "error")
 OPTIONS = (
     Option("host", "", "host", str, "address to listen on"),
-    Option("port", "", "port", int, "port to listen on; 0: any that is free", 0, 65535),
-    Option("preload", "", "preload", bool, "load all models at start instead of when first asked for"),
+    Option("port", "", "port", int, "port to listen on; 0: any free port", 0, 65535),
+    Option("preload", "", "preload", bool, "load all models at startup instead of on first use"),
     Option(
         "lora_modules",
         "",
         "adapters",
         tuple,
-        "LoRA adapters, each a model of its own name on the same weights: NAME=PATH …",
+        "LoRA adapters, each served as a model under its own name: NAME=PATH …",
         several=True,
     ),
-    Option("on", "", "on", str, "ray: replicas on the machines of a Ray cluster, which is joined or started"),
-    Option("replicas", "", "replicas", int, "copies of the server on that cluster", 1, 4096),
+    Option("on", "", "on", str, "ray: run replicas on a Ray cluster, which is joined or started"),
+    Option("replicas", "", "replicas", int, "number of replicas on that cluster", 1, 4096),
     Option(
         "tensor_parallel",
         "",
         "tensor_parallel",
         int,
-        "heads and columns over N processes: torchrun --nproc-per-node N -m vantage serve … --tensor-parallel N; "
-        "with --on ray, N processes of the cluster for each replica, without torchrun",
+        "tensor parallelism over N processes: torchrun --nproc-per-node N -m vantage serve … --tensor-parallel N; "
+        "with --on ray: N processes per replica, without torchrun",
         1,
         4096,
     ),
-    Option("api_key", "access", "keys", tuple, "a key that requests must bear; may be given again"),
-    Option("allow_open", "access", "allow_open", bool, "serve other machines without a key"),
-    Option("allow_host", "access", "hosts", tuple, "a name this server goes by; may be given again"),
-    Option("allow_origin", "access", "origins", tuple, "a web origin that may call it; may be given again"),
-    Option("rows", "batching", "rows", int, "samples that run at once", 1, 4096),
-    Option("queue", "batching", "queue", int, "samples that may wait; more are refused with 429", 0, 2**20),
-    Option("capacity", "batching", "capacity", int, "tokens of cache for each model", 16, 2**31),
+    Option("api_key", "access", "keys", tuple, "API key that requests must send; repeatable"),
+    Option("allow_open", "access", "allow_open", bool, "allow other machines without an API key"),
+    Option("allow_host", "access", "hosts", tuple, "a host name that requests may use for this server; repeatable"),
+    Option("allow_origin", "access", "origins", tuple, "a web origin that may call the API (CORS); repeatable"),
+    Option("rows", "batching", "rows", int, "maximum batch: samples generated at once", 1, 4096),
+    Option("queue", "batching", "queue", int, "samples that may wait; further requests get status 429", 0, 2**20),
+    Option("capacity", "batching", "capacity", int, "cache size of each model, in tokens", 16, 2**31),
     Option(
         "chunk",
         "batching",
         "chunk",
         int,
-        "prompt tokens computed between tokens of the others; 0: 256 on a CPU, 2,048 on a GPU",
+        "chunked prefill: prompt tokens per step; 0: 256 on a CPU, 2,048 on a GPU",
         0,
         2**20,
     ),
-    Option("batch_invariant", "batching", "batch_invariant", bool, "the same bits whatever else runs; slower"),
-    Option("share_prefixes", "batching", "share_prefixes", bool, "keep what was computed for later requests of a key"),
-    Option("dtype", "batching", "dtype", str, "how weights are kept", choices=DTYPES),
-    Option("device", "batching", "device", str, "where models run: auto is cuda where there is one, otherwise cpu"),
+    Option("batch_invariant", "batching", "batch_invariant", bool, "results that do not depend on other requests, bit for bit; slower"),
+    Option("share_prefixes", "batching", "share_prefixes", bool, "prefix caching, within one API key"),
+    Option("dtype", "batching", "dtype", str, "type of the weights", choices=DTYPES),
+    Option("device", "batching", "device", str, "device; auto: cuda if there is a GPU, otherwise cpu"),
     Option(
         "max_memory",
         "batching",
         "max_memory",
         str,
-        "the most memory of the device for each model with its cache, as in 6GiB: layers beyond it stay in host "
-        "memory, and on a CPU in a file",
+        "limit of device memory per model with its cache, such as 6GiB; layers that do not fit stay in host memory "
+        "(on a CPU: in a file)",
     ),
-    Option("body_bytes", "limits", "body_bytes", int, "the largest body of a request", 1024, 2**30),
-    Option("body_seconds", "limits", "body_s", float, "a body must arrive within", 0.1, 3600),
-    Option("request_seconds", "limits", "request_s", float, "a request must be answered within", 0.1, 86400),
+    Option("body_bytes", "limits", "body_bytes", int, "maximum size of a request body", 1024, 2**30),
+    Option("body_seconds", "limits", "body_s", float, "time limit for receiving a request body", 0.1, 3600),
+    Option("request_seconds", "limits", "request_s", float, "time limit for a request", 0.1, 86400),
     Option(
-        "stall_seconds", "limits", "stall_s", float, "a reader that takes nothing for so long is cut off", 0.1, 3600
+        "stall_seconds", "limits", "stall_s", float, "disconnect a client that reads nothing for this long", 0.1, 3600
     ),
-    Option("backlog", "limits", "backlog", int, "tokens that a reader may be behind before it is cut off", 16, 2**20),
-    Option("drain_seconds", "limits", "drain_s", float, "after SIGTERM, running requests have so long", 0, 86400),
-    Option("memory_bytes", "limits", "memory_bytes", int, "weights and caches of all models; 0: no limit", 0, 2**50),
-    Option("connections", "limits", "connections", int, "connections at once", 1, 2**20),
+    Option("backlog", "limits", "backlog", int, "disconnect a client that is this many tokens behind", 16, 2**20),
+    Option("drain_seconds", "limits", "drain_s", float, "time for running requests to finish after SIGTERM", 0, 86400),
+    Option("memory_bytes", "limits", "memory_bytes", int, "memory limit for weights and caches of all models; 0: none", 0, 2**50),
+    Option("connections", "limits", "connections", int, "maximum number of open connections", 1, 2**20),
     Option(
-        "attention_requests", "limits", "attention_requests", int, "finished requests kept for /v1/attention", 0, 1024
+        "attention_requests", "limits", "attention_requests", int, "finished requests that /v1/attention can show, per API key", 0, 1024
     ),
-    Option("attention_tokens", "limits", "attention_tokens", int, "the most tokens such a request may have", 1, 2**20),
+    Option("attention_tokens", "limits", "attention_tokens", int, "maximum length of such a request, in tokens", 1, 2**20),
     Option(
-        "stored_responses", "limits", "stored_responses", int, "responses of a key that later ones go on from", 0, 2**16
+        "stored_responses", "limits", "stored_responses", int, "stored responses per API key, for previous_response_id", 0, 2**16
     ),
-    Option("log_prompts", "logs", "prompts", bool, "log what is asked and answered"),
-    Option("log_level", "logs", "level", str, "what is logged", choices=LEVELS),
+    Option("log_prompts", "logs", "prompts", bool, "log prompts and answers"),
+    Option("log_level", "logs", "level", str, "lowest level that is logged", choices=LEVELS),
 )
 NAMED = {option.name: option for option in OPTIONS}
 
