@@ -58,7 +58,7 @@ def test_the_tour_can_be_declined_linked_and_left(visit, small):
     page = reader.go("attention?view=lines&find=induction&tour=3")  # as it may stand in a message
     expect(dialog(page)).to_contain_text("An induction head")
     check_looks(reader)
-    dialog(page).get_by_role("button", name="Leave the tour").click()
+    dialog(page).get_by_role("button", name="Exit tour").click()
     expect(page).not_to_have_url(re.compile("tour="))
 
 
@@ -142,7 +142,7 @@ def test_a_wrong_field_starts_nothing(reader):
     page = reader.go("compare")
     page.get_by_label("Trained up to length").fill("0")
     page.get_by_role("button", name="Start", exact=True).click()
-    expect(page.get_by_role("alert").filter(has_text="not filled in correctly")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="not valid")).to_be_visible()
     expect(page.get_by_label("Trained up to length")).to_be_focused()
     expect(page).not_to_have_url(re.compile("run="))
 

@@ -68,8 +68,8 @@ def test_guesses_layer_by_layer_and_one_vector(reader):
     # the token's vector: embedding, and two parts of six layers, which add up to the logit
     steps = page.get_by_role("region", name="Part by part").locator("tbody tr")
     expect(steps).to_have_count(13)
-    expect(page.get_by_text("All parts together make the logit of")).to_be_visible()
-    expect(page.get_by_label(re.compile("^what each head adds to it"))).to_be_visible()
+    expect(page.get_by_text("The parts add up to the logit of")).to_be_visible()
+    expect(page.get_by_label(re.compile("^contribution of each head"))).to_be_visible()
     table = list(csv.DictReader(io.StringIO(saved(page, "Download lens as CSV").decode())))
     assert len(table) == 7 * len(lens.labels) * 10
     reader.quiet()
@@ -78,7 +78,7 @@ def test_guesses_layer_by_layer_and_one_vector(reader):
     page.get_by_label("Follow the token").fill(" mat")
     page.get_by_role("button", name="Look", exact=True).click()
     expect(page.get_by_text("probability of ·mat")).to_be_visible()
-    expect(page.get_by_text(re.compile("All parts together make the logit of ' mat'"))).to_be_visible()
+    expect(page.get_by_text(re.compile("The parts add up to the logit of ' mat'"))).to_be_visible()
     page.get_by_label("Follow the token").fill(" mat on")
     page.get_by_role("button", name="Look", exact=True).click()
     expect(page.get_by_role("alert").first).to_contain_text("give one")
@@ -142,7 +142,7 @@ def test_what_takes_long_says_how_far_it_is_and_stops(reader, monkeypatch):
     page = reader.go(f"lens?view=ablation&tokens=64&text={place(TEXT)}")
     room = page.get_by_role("region", name="Before and after")
     expect(room.get_by_role("status")).to_contain_text("writing with all its parts")
-    expect(room.get_by_role("progressbar", name="The model writes")).not_to_have_attribute("aria-valuenow", "0")
+    expect(room.get_by_role("progressbar", name="Generating")).not_to_have_attribute("aria-valuenow", "0")
     room.get_by_role("button", name="Stop").click()
     stopped.set()
     until(lambda: not any(thread.name == "studio-lens" for thread in threading.enumerate()))

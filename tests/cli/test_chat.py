@@ -37,14 +37,14 @@ def endless() -> str:
 def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.vantage"
     with terminal(["chat", str(folder), "--max-tokens", "1000000", "--stats"], tmp_path) as t:
-        t.until(r"/help says more\.\n> ")
+        t.until(r"/help lists the commands\.\n> ")
         t.type(endless() + "\n")
         t.until(r"\n(?s:.{200})")  # it is talking
         t.type("\x03")
         t.until(r"\[stopped \d+ tokens\]\n\[\d+ tokens read, 0 of them reused.*\]\n> ")
         t.type("half a line")
         t.until("half a line")
-        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # while typing: only the line is given up
+        t.interrupt(r"Ctrl-D or /quit exits\)\n> ")  # while typing: only the line is given up
         t.type("/stats\n")
         stats = t.until(r"answer .*\n> ")
         held = int(re.search(r"held +([\d,]+) tokens", stats)[1].replace(",", ""))  # type: ignore[index]
@@ -84,13 +84,13 @@ def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
 def test_on_a_terminal_it_listens_to_an_interrupt_that_its_parent_ignored(folder: Path, tmp_path: Path) -> None:
     """As a test runner in the background of a script ignores it: on a terminal Ctrl-C is typed for the chat."""
     with terminal(["chat", str(folder), "--max-tokens", "1000000"], tmp_path, ignoring={signal.SIGINT}) as t:
-        t.until(r"/help says more\.\n> ")
-        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # before any answer
+        t.until(r"/help lists the commands\.\n> ")
+        t.interrupt(r"Ctrl-D or /quit exits\)\n> ")  # before any answer
         t.type(endless() + "\n")
         t.until(r"\n(?s:.{200})")
         t.type("\x03")
         t.until(r"\[stopped \d+ tokens\]\n> ")
-        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # and after one
+        t.interrupt(r"Ctrl-D or /quit exits\)\n> ")  # and after one
         t.type("\x04")
         t.until("\n")
         assert t.process.wait(PATIENCE) == 0

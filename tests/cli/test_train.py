@@ -108,7 +108,7 @@ def test_a_run_is_not_overwritten(settings: str, capsys: pytest.CaptureFixture[s
     assert "other settings" in capsys.readouterr().err
     assert main(["train", settings, "--resume", "loop.steps=5"]) == 0
     shown = capsys.readouterr()
-    assert "going on from step 3" in shown.err
+    assert "continuing from step 3" in shown.err
     assert [r.step for r in read_log("runs/mine")[0]] == [1, 2, 3, 4, 5]
 
 

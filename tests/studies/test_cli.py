@@ -52,7 +52,9 @@ def as_json(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> An
 def test_the_list(capsys) -> None:
     assert main(["study", "list"]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines() if line[:1] in "APTKI"] == list(registry.tags())
+    assert [line.split()[0] for line in shown.splitlines() if line and line[0] in "APTKI"] == list(registry.tags())
+    assert "\nS4   Attention exploration" in shown  # what the sources are
+    assert "\nS13  H2O" in shown
     assert "trains" in shown
     assert "needs smollm2" in shown
     told = as_json(capsys, "list")
@@ -63,7 +65,7 @@ def test_the_list(capsys) -> None:
 def test_one_is_run_and_shown(capsys) -> None:
     assert main(["study", "run", "k3"]) == 0
     shown = capsys.readouterr().out
-    for part in ("K3 Three tokens", "The document says", "What we found", "k2, number 2", "10", "agrees", "first = 5"):
+    for part in ("K3 Three tokens", "Claim", "Result", "k2, number 2", "10", "agrees", "first = 5"):
         assert part in shown
 
 

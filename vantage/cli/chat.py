@@ -52,7 +52,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
-        "--max-tokens", type=at_least(1), default=512, metavar="N", help="maximum length of an answer; default: %(default)s"
+        "--max-tokens",
+        type=at_least(1),
+        default=512,
+        metavar="N",
+        help="maximum length of an answer; default: %(default)s",
     )
     add_sampling(parser)
     add_dtype(parser)

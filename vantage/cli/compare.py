@@ -58,7 +58,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--tasks", nargs="+", metavar="TASK", help="names from docs/tasks.md, or text; default: copy sort"
     )
-    parser.add_argument("--positions", nargs="+", metavar="NAME", help="encodings; all; or plain (all without randomised positions)")
+    parser.add_argument(
+        "--positions", nargs="+", metavar="NAME", help="encodings; all; or plain (all without randomised positions)"
+    )
     parser.add_argument(
         "--attention",
         nargs="+",
@@ -69,13 +71,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--width", type=at_least(1), metavar="N", help="model width; default: 64")
     parser.add_argument("--layers", type=at_least(1), metavar="N", help="layers; default: 2")
     parser.add_argument("--heads", type=at_least(1), metavar="N", help="attention heads; default: 4")
-    parser.add_argument("--equal", metavar="WHAT", help="what the models have in common: compute (default), or parameters, by adjusting the feed-forward width")
+    parser.add_argument(
+        "--equal",
+        metavar="WHAT",
+        help="what the models have in common: compute (default), or parameters, by adjusting the feed-forward width",
+    )
     parser.add_argument(
         "--budget",
         metavar="TIME",
         help="total time, such as 90s, 30m or 2h; steps and seeds are reduced to fit; default: 14m",
     )
-    parser.add_argument("--out", metavar="FOLDER", default="comparison", help="folder for the results; default: %(default)s")
+    parser.add_argument(
+        "--out", metavar="FOLDER", default="comparison", help="folder for the results; default: %(default)s"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the experiment in that folder")
     parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda if there is a GPU")
     parser.add_argument("--workers", type=at_least(1), metavar="N", help="number of processes; default: one per core")
@@ -95,28 +103,48 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     """How each model is trained, and on what it is tested."""
-    parser.add_argument("--train-length", type=at_least(1), metavar="N", help="longest sequence in training; default: 10")
     parser.add_argument(
-        "--test-lengths", type=at_least(1), nargs="+", metavar="N", help="default: 1, 1.5, 2 and 4 times the training length"
+        "--train-length", type=at_least(1), metavar="N", help="longest sequence in training; default: 10"
+    )
+    parser.add_argument(
+        "--test-lengths",
+        type=at_least(1),
+        nargs="+",
+        metavar="N",
+        help="default: 1, 1.5, 2 and 4 times the training length",
     )
     parser.add_argument("--text", nargs="+", metavar="FILE", help="text files, for the task text or for --extend")
-    parser.add_argument("--vocabulary", metavar="NAME", help="tokens of the text: bytes (default), characters, bpe-4096")
+    parser.add_argument(
+        "--vocabulary", metavar="NAME", help="tokens of the text: bytes (default), characters, bpe-4096"
+    )
     parser.add_argument(
         "--seeds", type=at_least(1), metavar="N", help="runs for each model; default: 8, fewer in a small budget"
     )
     parser.add_argument(
-        "--steps", type=at_least(1), metavar="N", help="training steps of each run; default: 500 for copy and sort, up to 3000 for other tasks"
+        "--steps",
+        type=at_least(1),
+        metavar="N",
+        help="training steps of each run; default: 500 for copy and sort, up to 3000 for other tasks",
     )
     parser.add_argument("--batch", type=at_least(1), metavar="N", help="batch size; default: 32")
-    parser.add_argument("--rates", type=float, nargs="+", metavar="LR", help="learning rates to search, for every model; default: 0.001 0.003")
-    parser.add_argument("--search", type=float, metavar="SHARE", help="share of the steps to spend on each rate in the search; default: 0.25")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        metavar="LR",
+        help="learning rates to search, for every model; default: 0.001 0.003",
+    )
+    parser.add_argument(
+        "--search",
+        type=float,
+        metavar="SHARE",
+        help="share of the steps to spend on each rate in the search; default: 0.25",
+    )
     parser.add_argument("--test-examples", type=at_least(1), metavar="N", help="test examples per length; default: 512")
     parser.add_argument(
         "--score", metavar="WHAT", help="exact (whole answers), tokens, or auto (tokens if answers are long)"
     )
-    parser.add_argument(
-        "--first-seed", type=at_least(0), metavar="N", help="first random seed; default: 0"
-    )
+    parser.add_argument("--first-seed", type=at_least(0), metavar="N", help="first random seed; default: 0")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,9 +36,18 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="rules to test: none linear ntk dynamic-ntk yarn longrope llama3 self-extend dual-chunk",
     )
-    how.add_argument("--times", type=float, nargs="+", metavar="X", help="text lengths, as multiples of the context; default: 1 2 4 8")
     how.add_argument(
-        "--context", type=at_least(1), metavar="N", help="treat the model's context as this many tokens; default: its own"
+        "--times",
+        type=float,
+        nargs="+",
+        metavar="X",
+        help="text lengths, as multiples of the context; default: 1 2 4 8",
+    )
+    how.add_argument(
+        "--context",
+        type=at_least(1),
+        metavar="N",
+        help="treat the model's context as this many tokens; default: its own",
     )
     how.add_argument("--factor", type=float, metavar="X", help="scaling factor; default: the largest of --times")
     how.add_argument("--pieces", type=at_least(1), metavar="N", help="number of text samples; default: 3")
@@ -47,10 +56,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--needles", type=at_least(1), metavar="N", help="passkeys hidden in one text; default: 4")
     how.add_argument(
-        "--lora-steps", type=at_least(0), metavar="N", help="LoRA training steps for each rule, then test again; default: 0"
+        "--lora-steps",
+        type=at_least(0),
+        metavar="N",
+        help="LoRA training steps for each rule, then test again; default: 0",
     )
     how.add_argument(
-        "--lora-length", type=at_least(1), metavar="N", help="LoRA training length; default: factor x context, at most 16384"
+        "--lora-length",
+        type=at_least(1),
+        metavar="N",
+        help="LoRA training length; default: factor x context, at most 16384",
     )
     how.add_argument("--lora-rank", type=at_least(1), metavar="N", help="LoRA rank; default: 8")
     how.add_argument("--lora-rate", type=float, metavar="LR", help="LoRA learning rate; default: 2e-4")

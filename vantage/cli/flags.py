@@ -41,11 +41,27 @@ def add_sampling(parser: argparse.ArgumentParser, temperature: float = 0.0) -> a
         "--temperature", type=float, default=temperature, metavar="T", help="0 is greedy; default: %(default)s"
     )
     how.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
-    how.add_argument("--top-p", type=float, metavar="P", help="sample from the most likely tokens whose probabilities sum to P")
+    how.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the most likely tokens whose probabilities sum to P"
+    )
     how.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the highest probability")
-    how.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="for tokens in the prompt or the output; 1 is none")
-    how.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="for tokens already generated; 0 is none")
-    how.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="for each time a token was generated; 0 is none")
+    how.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="for tokens in the prompt or the output; 1 is none",
+    )
+    how.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="X", help="for tokens already generated; 0 is none"
+    )
+    how.add_argument(
+        "--frequency-penalty",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="for each time a token was generated; 0 is none",
+    )
     how.add_argument("--seed", type=int, metavar="N", help="seed for sampling; the same seed gives the same text")
     return how
 

@@ -55,9 +55,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     inspect_cost.add(what)
     inspect_kernels.add(what)
     cache.add_argument("file", nargs="?", metavar="FILE", help="a saved conversation or cache")
-    cache.add_argument("--model", default=DEFAULT, metavar="MODEL", help="model that reads the prompt; default: %(default)s")
+    cache.add_argument(
+        "--model", default=DEFAULT, metavar="MODEL", help="model that reads the prompt; default: %(default)s"
+    )
     cache.add_argument("--prompt", metavar="TEXT", help="read this text and show the cache")
-    cache.add_argument("--against", metavar="TEXT", help="then read this text: how much of the cache is reused, and why")
+    cache.add_argument(
+        "--against", metavar="TEXT", help="then read this text: how much of the cache is reused, and why"
+    )
     cache.add_argument("--chat", action="store_true", help="send the texts as user messages, with the chat template")
     add_cache_kind(cache, "--kind")
     add_adapter(cache)

@@ -50,14 +50,25 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     atlas.add_argument("--layers", metavar="N", help="only these layers, as in 0,3-5")
     atlas.add_argument(
-        "--longest", type=at_least(1), default=512, metavar="N", help="maximum number of tokens to read; default: %(default)s"
+        "--longest",
+        type=at_least(1),
+        default=512,
+        metavar="N",
+        help="maximum number of tokens to read; default: %(default)s",
     )
-    atlas.add_argument("--once", action="store_true", help="read the text once, not twice; induction heads then show only where the text repeats itself")
+    atlas.add_argument(
+        "--once",
+        action="store_true",
+        help="read the text once, not twice; induction heads then show only where the text repeats itself",
+    )
     atlas.add_argument("--all", action="store_true", help="also list heads of no particular kind")
     atlas.set_defaults(run=run_atlas)
 
     scores = reading_parser(
-        what, "scores", "scores before the softmax, in parts", "Scores before the softmax, split into content and position."
+        what,
+        "scores",
+        "scores before the softmax, in parts",
+        "Scores before the softmax, split into content and position.",
     )
     _layer(scores)
     scores.add_argument("--heads", metavar="N", help="only these heads, as in 0,3-5")
@@ -211,7 +222,9 @@ def run_scores(args: argparse.Namespace) -> int:
     else:
         show_table(repr(result), result.header, result.rows())
         if args.distances:
-            print(f"Smallest change of distance that changes the score by {result.threshold}; –: none does; *: longer than in training.")
+            print(
+                f"Smallest change of distance that changes the score by {result.threshold}; –: none does; *: longer than in training."
+            )
     if args.out:
         write(draw(result), args.out, repr(result), table(result.header, result.rows()))
     return 0

@@ -43,7 +43,12 @@ MACHINES = ("h200", "h100", "a100", "measure")
 
 
 def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    cost = _parser(what, "cost", "parameters, operations, cache, time", "Parameters, operations, cache and time of a model, without running it.")
+    cost = _parser(
+        what,
+        "cost",
+        "parameters, operations, cache, time",
+        "Parameters, operations, cache and time of a model, without running it.",
+    )
     cost.add_argument(
         "model", nargs="?", default=DEFAULT, metavar="MODEL", help="a model or a config.json; default: %(default)s"
     )
@@ -56,8 +61,16 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     cost.add_argument("--kind", default="contiguous", help="cache; default: %(default)s")
     cost.add_argument("--weights", choices=FLOATS, help="type of weights and cache; default: the model's")
-    cost.add_argument("--window", type=at_least(1), default=4096, metavar="N", help="window of the sliding-window alternative; default: %(default)s")
-    cost.add_argument("--machine", choices=MACHINES, help="predict the time on this machine; measure: benchmark the present one")
+    cost.add_argument(
+        "--window",
+        type=at_least(1),
+        default=4096,
+        metavar="N",
+        help="window of the sliding-window alternative; default: %(default)s",
+    )
+    cost.add_argument(
+        "--machine", choices=MACHINES, help="predict the time on this machine; measure: benchmark the present one"
+    )
     cost.add_argument(
         "--mesh",
         metavar="AXES",
@@ -68,16 +81,19 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_adapter(cost)
     cost.set_defaults(run=run_cost)
 
-    extend = _parser(what, "extend", "try another encoding or RoPE scaling", "Perplexity by position and passkey retrieval, before and after a change of encoding.")
+    extend = _parser(
+        what,
+        "extend",
+        "try another encoding or RoPE scaling",
+        "Perplexity by position and passkey retrieval, before and after a change of encoding.",
+    )
     extend.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
     extend.add_argument("--file", required=True, metavar="FILE", help="a text file")
     extend.add_argument("--lengths", default="512,1024", metavar="N,N", help="lengths in tokens; default: %(default)s")
     extend.add_argument("--position", metavar="NAME", help="another encoding: rope, alibi, none, sinusoidal, …")
     extend.add_argument("--base", type=float, metavar="B", help="another base for RoPE")
     extend.add_argument("--scaling", metavar="RULE", help=f"for RoPE: {SCALINGS}")
-    extend.add_argument(
-        "--window", type=at_least(0), metavar="N", help="sliding window; 0 removes one"
-    )
+    extend.add_argument("--window", type=at_least(0), metavar="N", help="sliding window; 0 removes one")
     extend.add_argument("--init", action="store_true", help="allow an encoding with weights; they start untrained")
     extend.add_argument(
         "--tries", type=at_least(0), default=3, metavar="N", help="passkey tests per length; default: %(default)s"

@@ -29,7 +29,13 @@ SHOWN = 20  # rows of a sweep
 
 
 def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    lens = reading_parser(what, "lens", "logit lens: best guess after each layer", "The logit lens: the next token the model would predict after each layer.", EXAMPLE)
+    lens = reading_parser(
+        what,
+        "lens",
+        "logit lens: best guess after each layer",
+        "The logit lens: the next token the model would predict after each layer.",
+        EXAMPLE,
+    )
     lens.add_argument("--target", metavar="TOKEN", help="also show the probability and rank of this token")
     lens.add_argument("--positions", metavar="N", help="only these positions, as in 0,3-5; -1 is the last")
     lens.add_argument("--top", type=at_least(1), default=5, metavar="N", help="number of guesses; default: %(default)s")
@@ -49,11 +55,13 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     ablate = reading_parser(what, "ablate", "what is lost without a head or layer", long, EXAMPLE)
     _add_target(ablate)
     _add_sweep(ablate, "heads")
-    ablate.add_argument("--how", default="zero", choices=("zero", "mean", "resample"), help="replacement; default: %(default)s")
     ablate.add_argument(
-        "--reference", metavar="FILE", help="text file for mean and resample; default: the text itself"
+        "--how", default="zero", choices=("zero", "mean", "resample"), help="replacement; default: %(default)s"
     )
-    ablate.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of resample; default: %(default)s")
+    ablate.add_argument("--reference", metavar="FILE", help="text file for mean and resample; default: the text itself")
+    ablate.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of resample; default: %(default)s"
+    )
     ablate.set_defaults(run=run_ablate)
 
     long = "Activation patching: run --corrupted with one activation at a time taken from --text."
@@ -65,7 +73,10 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--receiver", metavar="L.H", help="path patching into this head instead: layer and head, as in 23.3"
     )
     patch.add_argument(
-        "--through", default="q", choices=("q", "k", "v"), help="through its queries, keys or values; default: %(default)s"
+        "--through",
+        default="q",
+        choices=("q", "k", "v"),
+        help="through its queries, keys or values; default: %(default)s",
     )
     patch.set_defaults(run=run_patch)
 
@@ -73,7 +84,9 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="TOKEN", help='one token, as in " Paris"; default: the most likely')
     parser.add_argument("--against", metavar="TOKEN", help="measure the logit difference to this token")
-    parser.add_argument("--position", type=int, default=-1, metavar="N", help="position of the prediction; default: the last")
+    parser.add_argument(
+        "--position", type=int, default=-1, metavar="N", help="position of the prediction; default: the last"
+    )
 
 
 def _add_sweep(parser: argparse.ArgumentParser, activation: str) -> None:

@@ -49,7 +49,10 @@ def add_max_memory(parser: argparse.ArgumentParser, *, context: bool = True) -> 
     )
     if context:
         parser.add_argument(
-            "--context", type=at_least(1), metavar="N", help="context length that --max-memory reserves memory for; default: 4096"
+            "--context",
+            type=at_least(1),
+            metavar="N",
+            help="context length that --max-memory reserves memory for; default: 4096",
         )
 
 

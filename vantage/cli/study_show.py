@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from vantage.cli.progress import PATIENCE
+from vantage.studies.sources import SOURCES
 
 if TYPE_CHECKING:
     from vantage.studies.report import FailedStudy
@@ -99,7 +100,12 @@ def show_list(studies: Sequence[Study]) -> None:
         )
         names = ", ".join(f"{p.name}={p.default}" for p in study.parameters)
         table.add_row(*map(Text, (study.tag, study.title, ", ".join(study.sources), about, names)))
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    console.print()
+    for source in SOURCES:
+        if any(source in study.sources for study in studies):
+            console.print(Text(f"{source:<4} {SOURCES[source]}"))
 
 
 def show_outcome(outcome: Outcome) -> None:
@@ -116,9 +122,9 @@ def show_outcome(outcome: Outcome) -> None:
 
     say(Text.assemble((f"{study.tag} {study.title}", "bold"), "  ", _verdict(outcome.verdict)))
     console.print()
-    say(Text("The document says", "dim"))
+    say(Text("Claim", "dim"))
     say(study.statement, 2)
-    say(Text("What we found", "dim"))
+    say(Text("Result", "dim"))
     say(result.words, 2)
     console.print()
     console.print(_numbers(outcome))
@@ -127,7 +133,10 @@ def show_outcome(outcome: Outcome) -> None:
         say(part)
         console.print()
     settings = ", ".join(f"{name} = {value}" for name, value in outcome.values.items())
-    say(Text(f"{', '.join(study.sources)}; {settings + '; ' if settings else ''}{outcome.seconds:.1f} s", "dim"))
+    say(Text(f"{settings + '; ' if settings else ''}{outcome.seconds:.1f} s", "dim"))
+    for source in study.sources:
+        if source in SOURCES:  # a study of one's own may have another
+            say(Text(f"{source}: {SOURCES[source]}", "dim"))
 
 
 def show_summary(outcomes: Sequence[Outcome], failed: Sequence[FailedStudy], left: Sequence[Study]) -> None:

@@ -62,13 +62,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "settings", nargs="?", metavar="CONFIG", help="a TOML file, the name of a recipe, or the folder of a run"
     )
-    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="settings to change, such as model.position=alibi")
+    parser.add_argument(
+        "changes", nargs="*", metavar="KEY=VALUE", help="settings to change, such as model.position=alibi"
+    )
     parser.add_argument("--out", metavar="FOLDER", help="folder of the run; default: runs/NAME")
     parser.add_argument("--steps", type=int, metavar="N", help="total number of steps; short for loop.steps=N")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in that folder")
-    parser.add_argument(
-        "--track", action="append", default=[], metavar="NAME", help="also log to wandb or mlflow"
-    )
+    parser.add_argument("--track", action="append", default=[], metavar="NAME", help="also log to wandb or mlflow")
     parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda if there is a GPU")
     for axis, what in AXES.items():
         parser.add_argument(f"--{axis}-parallel", type=at_least(1), metavar="N", help=what)

@@ -28,7 +28,7 @@ class MultiAxisRope:
     """``sections``: how many pairs each axis has; none: three axes, in equal parts."""
 
     sections: tuple[int, ...] = ()
-    interleaved: bool = field(default=False, metadata=parameter("pairs of the axes in turns, not in runs"))
+    interleaved: bool = field(default=False, metadata=parameter("pairs of the axes interleaved instead of in blocks"))
     rope: Rope = Rope()
 
     shared = True  # no annotation: not a field, and so below

@@ -88,8 +88,6 @@ def _figure(points: Sequence[MeasuredPoint]) -> Figure:
         )
         return Lines(title, "tokens generated", label, lines)
 
-    caption = (
-        "All tokens so far: keys that a layer projected, and milliseconds. Without a cache each text is read anew."
-    )
+    caption = "Cumulative: keys projected per layer, and milliseconds. Without a cache the whole text is recomputed for each token."
     keys = panel("keys projected", "keys", lambda spent: spent.projections)
     return Figure("measured", caption, (keys, panel("time", "ms", lambda spent: spent.ms)))
