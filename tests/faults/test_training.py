@@ -215,7 +215,7 @@ def test_an_interrupt_saves_says_how_to_go_on_and_going_on_gives_the_same(settin
     assert (
         f"saved after {at[0]} steps; continue with: vantage train {settings} save.every=0 --out {out} --resume" in said
     )
-    words = shlex.split(said.partition("go on with: ")[2])
+    words = shlex.split(said.partition("continue with: ")[2])
     assert main(words[1:]) == 0
     same(tmp_path / "whole", out)
 

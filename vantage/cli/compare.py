@@ -50,7 +50,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "compare",
         help="which encoding works beyond the training length?",
-        description="Train small models that differ in one part on the same data, and test them on longer sequences than they saw.",
+        description="Train small models that differ in one part on the same data, and test them on longer sequences "
+        "than they saw.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

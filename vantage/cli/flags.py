@@ -137,5 +137,6 @@ def add_tensor_parallel(parser: argparse.ArgumentParser, verb: str) -> None:
         type=at_least(1),
         default=1,
         metavar="N",
-        help=f"tensor parallelism over N processes: torchrun --nproc-per-node N -m vantage {verb} … --tensor-parallel N",
+        help=f"tensor parallelism over N processes: torchrun --nproc-per-node N -m vantage {verb} … --tensor-parallel "
+        f"N",
     )

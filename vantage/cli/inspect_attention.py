@@ -223,7 +223,8 @@ def run_scores(args: argparse.Namespace) -> int:
         show_table(repr(result), result.header, result.rows())
         if args.distances:
             print(
-                f"Smallest change of distance that changes the score by {result.threshold}; –: none does; *: longer than in training."
+                f"Smallest change of distance that changes the score by {result.threshold}; –: none does; *: longer "
+                f"than in training."
             )
     if args.out:
         write(draw(result), args.out, repr(result), table(result.header, result.rows()))

@@ -23,7 +23,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "pull",
         help="download a model by name",
-        description="Download a model by name and verify its SHA-256. A model that is already there is not downloaded again.",
+        description="Download a model by name and verify its SHA-256. A model that is already there is not downloaded "
+        "again.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

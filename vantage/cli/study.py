@@ -31,7 +31,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "study",
         help="run the claims of the course material (S0 to S4), and exercises",
-        description="Run the claims of the course material (S0 to S4) with the library's own parts, and say whether each holds.",
+        description="Run the claims of the course material (S0 to S4) with the library's own parts, and say whether "
+        "each holds.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from vantage.cli.progress import PATIENCE
-from vantage.studies.sources import SOURCES
 
 if TYPE_CHECKING:
     from vantage.studies.report import FailedStudy
@@ -92,6 +91,8 @@ def show_list(studies: Sequence[Study]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from vantage.studies.sources import SOURCES
+
     table = Table("tag", "study", "sources", "about", "parameters", box=None, pad_edge=False)
     for study in studies:
         takes = f"{max(1.0, study.seconds):.0f} s" if study.seconds < 90 else f"{study.seconds / 60:.0f} min"
@@ -111,6 +112,8 @@ def show_list(studies: Sequence[Study]) -> None:
 def show_outcome(outcome: Outcome) -> None:
     from rich.padding import Padding
     from rich.text import Text
+
+    from vantage.studies.sources import SOURCES
 
     study, result = outcome.study, outcome.result
     console = _console()

@@ -42,8 +42,8 @@ examples:
   torchrun --nproc-per-node 8 -m vantage train copy --tensor-parallel 2 --context-parallel 2   # and half of each row
 
 Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard, average and
-parallel; KEY=VALUE changes any of them. --list shows the accuracy that each recipe reaches and the changes that keep it; a
-run with any other change prints a note. The run's folder holds log.jsonl, TensorBoard files, checkpoints and, at the
+parallel; KEY=VALUE changes any of them. --list shows what each recipe reaches and which changes keep it; a run
+with any other change prints a note. The run's folder holds log.jsonl, TensorBoard files, checkpoints and, at the
 end, the model. vt.load, `vantage generate` and the other commands take that folder. A loaded model (model.is =
 "loaded") with model.lora trains an adapter; other commands take it as --adapter runs/tuned, and
 model.adapter=runs/tuned continues its training. Load a recurrent model with vantage.families.recurrent.load_recurrent,

@@ -88,6 +88,8 @@ def _figure(points: Sequence[MeasuredPoint]) -> Figure:
         )
         return Lines(title, "tokens generated", label, lines)
 
-    caption = "Cumulative: keys projected per layer, and milliseconds. Without a cache the whole text is recomputed for each token."
+    caption = (
+        "Cumulative: keys projected per layer, and milliseconds. Without a cache each token recomputes the whole text."
+    )
     keys = panel("keys projected", "keys", lambda spent: spent.projections)
     return Figure("measured", caption, (keys, panel("time", "ms", lambda spent: spent.ms)))

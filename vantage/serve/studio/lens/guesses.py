@@ -154,5 +154,5 @@ def _figures(steps: list[VectorStep], attribution: Attribution | None) -> list[F
         ),
     )
     heads = Heat("contribution of each head", "head", "layer", attribution.by_layer("head").tolist(), diverging=True)
-    words = "Direct logit attribution: each part's own effect on the logit, with the final norm's scale held fixed. The parts add up to the logit."
+    words = "Direct logit attribution: the effect of each part alone on the logit, with the final norm's scale fixed."
     return [*figures, Figure("vector-layers", words, (bars,)), Figure("vector-heads", words, (heads,))]

@@ -111,7 +111,7 @@ export function growing(points: MeasuredPoint[]): FigureData {
   });
   return {
     name: "measured",
-    caption: "Cumulative: keys projected per layer, and milliseconds. Without a cache the whole text is recomputed for each token.",
+    caption: "Cumulative: keys projected per layer, and milliseconds. Without a cache each token recomputes the whole text.",
     panels: [panel("keys projected", "projections", "keys"), panel("time", "ms", "ms")],
   };
 }
