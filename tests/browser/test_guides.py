@@ -122,7 +122,7 @@ def test_terms_are_explained(reader):
     page = reader.go("compare")
     expect(page.locator("label.check", has_text=re.compile("^alibi$"))).to_have_attribute("title", re.compile("ALiBi"))
     page = reader.go("studies")
-    expect(page.get_by_label("Document").locator("option", has_text="S3")).to_have_text(re.compile("Positional"))
+    expect(page.get_by_label("Source").locator("option", has_text="S3")).to_have_text(re.compile("Positional"))
 
 
 def test_a_long_text_leaves_the_address_short(reader, visit, small):

@@ -148,5 +148,5 @@ def test_what_takes_long_says_how_far_it_is_and_stops(reader, monkeypatch):
     until(lambda: not any(thread.name == "studio-lens" for thread in threading.enumerate()))
     expect(page.locator("[data-answer]")).to_have_count(0)
     monkeypatch.undo()
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue").click()
     expect(page.locator("[data-answer=after]")).to_be_visible()

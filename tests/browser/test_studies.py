@@ -27,7 +27,7 @@ def test_the_list_and_its_filter(reader):
     page.get_by_label("Find").fill("zebra crossing")
     expect(page.get_by_text("No study matches")).to_be_visible()
     page.get_by_label("Find").fill("")
-    page.get_by_label("Document").select_option("S4")
+    page.get_by_label("Source").select_option("S4")
     expect(cards).to_have_count(sum("S4" in study.sources for study in studies().values()))
     check_looks(reader)
 

@@ -78,7 +78,7 @@ def test_why_a_prefix_missed(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert said["here"] != said["there"]
     assert said["why"] == "they part at token 2"
     longer = as_json(capsys, "--model", str(folder), "--prompt", "the cat", "--against", "the cat said")["against"]
-    assert (longer["here"], longer["why"]) == (None, "the second goes on from the first")
+    assert (longer["here"], longer["why"]) == (None, "the second continues the first")
     same = as_json(capsys, "--model", str(folder), "--prompt", "the cat sat", "--against", "the cat sat")["against"]
     assert (same["common"], same["reused"], same["there"]) == (3, 2, None)
     assert "last token" in same["why"]

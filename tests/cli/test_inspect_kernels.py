@@ -18,7 +18,7 @@ def test_what_each_layer_runs(tmp_path, capsys):
         "self 0 to self 2: tiles\n"
         "  sdpa: yields: it would form 5,000,000,000 numbers\n"
         "  chosen: the chosen kernel reads keys that were chosen for each query, and none were\n"
-        "  reference: not needed: another one comes first\n"
+        "  reference: not needed: an earlier one accepts\n"
         "  blocks: not needed: nothing large is formed\n"
         "a step with a cache: modules\n"
         "  lowered: T5Table has no native form\n"

@@ -145,7 +145,7 @@ def test_a_model_says_what_each_layer_runs():
             {
                 "sdpa": "yields: it would form 20,000,000,000 numbers",
                 "chosen": "the chosen kernel reads keys that were chosen for each query, and none were",
-                "reference": "not needed: another one comes first",
+                "reference": "not needed: an earlier one accepts",
                 "blocks": "not needed: nothing large is formed",
             },
         )

@@ -179,7 +179,7 @@ def test_work_is_never_written_over(tmp_path: Path, capsys) -> None:
     assert main(["study", "exercise", "K3", "--out", str(mine)]) == 0
     assert f"vantage study grade {mine}" in capsys.readouterr().out
     mine.write_text("my work")
-    assert "may be your work" in refused(capsys, "exercise", "K3", "--out", str(mine))
+    assert "already exists" in refused(capsys, "exercise", "K3", "--out", str(mine))
     assert mine.read_text() == "my work"
     assert "cannot be written" in refused(capsys, "exercise", "K3", "--out", str(tmp_path / "no" / "k3.py"))
 

@@ -203,7 +203,7 @@ def check(args: argparse.Namespace, out: Path) -> None:
     if args.file is not None and not Path(args.file).is_file():
         raise BadInput(f"there is no file {args.file}: an experiment is a TOML file, or a set of flags")
     if args.resume and not (out / EXPERIMENT_FILE).is_file():
-        raise BadInput(f"there is no experiment in {out} to go on with: leave --resume out, or name its folder (--out)")
+        raise BadInput(f"there is no experiment to continue in {out}: leave --resume out, or name its folder (--out)")
     if not args.resume:
         refuse_occupied(out)
         if args.extend is None:
@@ -244,7 +244,7 @@ def _resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"stopped; go on with: vantage compare --resume --out {shlex.quote(str(out))}", file=sys.stderr)
+        print(f"stopped; continue with: vantage compare --resume --out {shlex.quote(str(out))}", file=sys.stderr)
         raise
 
 
@@ -266,7 +266,7 @@ def _same(held: Experiment, args: argparse.Namespace) -> None:
             f"{name} is {_plain(getattr(held, name))}, not {_plain(getattr(wanted, name))}" for name in other
         ]
         raise BadInput(
-            f"--resume goes on with the experiment in {args.out}, and there {'; '.join(differences)}. Leave those "
+            f"--resume continues the experiment in {args.out}, and there {'; '.join(differences)}. Leave those "
             "flags out, or choose another folder (--out)"
         )
 

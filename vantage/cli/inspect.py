@@ -109,7 +109,7 @@ def _prompt(args: argparse.Namespace) -> dict[str, Any]:
     if model.encoder is not None:
         from vantage.errors import Refused
 
-        raise Refused("an encoder-decoder reads a source besides its prompt: save its cache and inspect the file")
+        raise Refused("an encoder-decoder also reads a source: save its cache and inspect the file")
     first = PromptBatch.of(model, args.prompt, chat=args.chat).rows[0]
     row = CachedSequence(model, new_cache(model, args.kind, 0))
     with torch.inference_mode():
@@ -174,10 +174,10 @@ def parting(tokenizer: Any, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str,
 def _why(against: dict[str, Any]) -> str:
     """Why no more was kept."""
     if against["reused"] < min(against["common"], against["tokens"] - 1):
-        return "a window had let go of what lies before, so all is computed again"
+        return "a window had evicted earlier tokens, so everything is recomputed"
     if against["there"] is None:
-        return "all of it was there, and its last token is computed again, since what follows it is wanted"
-    return "the second goes on from the first" if against["here"] is None else f"they part at token {against['common']}"
+        return "all of it was cached; only the last token is recomputed, to predict what follows"
+    return "the second continues the first" if against["here"] is None else f"they part at token {against['common']}"
 
 
 # ---- as text

@@ -125,11 +125,11 @@ def run_cost(args: argparse.Namespace) -> int:
     elif not Path(args.model).is_file():
         raise BadInput(f"no file {args.model}")
     elif args.adapter is not None:
-        raise BadInput("--adapter goes on a model, and a config.json has no weights: name the model")
+        raise BadInput("--adapter needs a model, and a config.json has no weights: name the model")
     config = _config(args.model) if args.model.endswith(".json") else None
     check_max_memory(args.max_memory)
     if args.max_memory is not None and config is not None:
-        raise BadInput("--max-memory asks what a model's own weights take, and a config.json has none: name the model")
+        raise BadInput("--max-memory needs a model's weights, and a config.json has none: name the model")
     mesh = None if args.mesh is None else MeshShape.read(args.mesh)
     check_out(args)
     from vantage.figures.html import table

@@ -62,7 +62,7 @@ def check_max_memory(size: str | None, context: int | None = None) -> None:
     from vantage.spec.memory_size import memory_size
 
     if size is None and context is not None:
-        raise BadInput("--context says for how many tokens --max-memory keeps room: give that as well")
+        raise BadInput("--context is for --max-memory: give that as well")
     if size not in (None, "auto"):
         memory_size(size, "--max-memory")
 

@@ -213,7 +213,7 @@ def run_exercise(args: argparse.Namespace) -> int:
         raise BadInput(f"name an exercise: there are {', '.join(tags())}")
     tag = None if args.tag is None else _tag(args.tag, tags())
     if args.out is not None and Path(args.out).exists():
-        raise BadInput(f"{args.out} is there already, and may be your work: give another name")
+        raise BadInput(f"{args.out} already exists and is not overwritten: give another name")
     known = exercises()
     if tag is None:
         if args.json:
@@ -238,7 +238,7 @@ def run_exercise(args: argparse.Namespace) -> int:
         with Path(args.out).open("x", encoding="utf-8") as file:
             file.write(code)
     except FileExistsError:
-        raise BadInput(f"{args.out} is there already, and may be your work: give another name") from None
+        raise BadInput(f"{args.out} already exists and is not overwritten: give another name") from None
     except OSError as error:
         raise BadInput(f"{args.out} cannot be written: {error}") from error
     print(f"{chosen.tag} {chosen.title}\n\n{chosen.task}\n")
@@ -258,7 +258,7 @@ def _tag(tag: str, known: list[str]) -> str:
 def run_grade(args: argparse.Namespace) -> int:
     path = Path(args.file)
     if not path.is_file():
-        raise BadInput(f"{args.file} is no file: `vantage study exercise TAG --out FILE` makes one to fill in")
+        raise BadInput(f"{args.file} is not a file: `vantage study exercise TAG --out FILE` writes one to complete")
     if args.seconds is not None and not 0 < args.seconds < float("inf"):
         raise BadInput(f"--seconds {args.seconds}: give a time above 0")
     from dataclasses import asdict

@@ -97,7 +97,7 @@ def chooser(kernel: str | Kernel) -> Choose:
 
     def choose(need: Need, q: Tensor, view: View) -> Kernel:
         if (why := named.refuses(need, q, view)) is not None:
-            raise Refused(f"the kernel {named.name!r} was asked for, but {why}; use kernel='auto'")
+            raise Refused(f"the kernel {named.name!r} was requested, but {why}; use kernel='auto'")
         return named
 
     return choose
@@ -214,7 +214,7 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
         elif chosen == IN_BLOCKS and candidate.forms_too_much(need, q, view):
             why = f"it would form {formed:,} numbers"
         else:
-            why = "not needed: another one comes first"
+            why = "not needed: an earlier one accepts"
         reasons[kernel.name] = why
     in_blocks = kernel_named(IN_BLOCKS)
     refused = in_blocks.refuses(need, q, view)

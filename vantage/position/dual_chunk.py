@@ -80,7 +80,7 @@ ENTRY = Entry(
     "dual-chunk",
     DualChunk,
     "Dual chunks",
-    "RoPE in chunks whose positions begin anew, so that no distance grows large: no training (An et al. 2024).",
+    "RoPE in chunks whose positions restart, so that no distance grows large; needs no training (An et al. 2024).",
     variants={"dual-chunk": lambda size: DualChunk(6, 2)},
     refusals=(Refusal({"mask": ("prefix", "bidirectional")}, "Dual chunk attention looks back"),),
     compared=False,  # trained with it, nothing is extended: `vantage compare --extend` has it

@@ -111,7 +111,8 @@ ENTRY = Entry(
     "fope",
     FoPE,
     "FoPE",
-    "RoPE whose cosines and sines are learned mixes over all frequencies; slow pairs stand still (Hua et al. 2024).",
+    "RoPE whose cosines and sines are learned mixes over all frequencies; slow pairs are not rotated (Hua et al. "
+    "2024).",
     variants={
         "fope": lambda size: FoPE(length=size.length),
     },

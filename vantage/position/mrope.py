@@ -126,7 +126,7 @@ ENTRY = Entry(
     "mrope",
     MultiAxisRope,
     "M-RoPE",
-    "RoPE for tokens that stand on several axes, as patches of an image do: each pair turns by one (Qwen2-VL 2024).",
+    "RoPE for tokens with several axes, such as image patches: each pair is rotated by one axis (Qwen2-VL 2024).",
     variants={
         "mrope": lambda size: MultiAxisRope(),
         "mrope-interleaved": lambda size: MultiAxisRope(interleaved=True),

@@ -84,6 +84,6 @@ ENTRY = Entry(
     "bank",
     RelativeBank,
     "Relative bank",
-    "Each query mixes learned curves over the distance into one of its own (Inkling 2026).",
+    "Each query mixes learned curves over the distance (Inkling 2026).",
     variants={"bank": lambda size: RelativeBank(extent=6, curves=3)},
 )

@@ -68,7 +68,7 @@ ENTRY = Entry(
     "shifted",
     Shifted,
     "Shifted",
-    "The attended token's sinusoid, shifted so that the query always stands at the same place.",
+    "The key's sinusoid, shifted so that the query is always at the same position.",
     variants={"shifted": lambda size: Shifted(anchor=3)},
     compared=False,
     randomised=False,

@@ -116,6 +116,6 @@ ENTRY = Entry(
     "xl",
     TransformerXL,
     "Transformer-XL",
-    "The query meets a projected sinusoid of the distance (Dai et al. 2019).",
+    "The query's product with a projected sinusoid of the distance (Dai et al. 2019).",
     randomised=False,
 )

@@ -35,7 +35,7 @@ class StackOptions:
         default="swiglu", metadata=parameter("feed-forward layer, by name or as an object")
     )
     norm: str | NormConfig = field(default="rms", metadata=parameter("norm, by name or as an object"))
-    wiring: str | Wiring | Parallel = field(default="pre", metadata=parameter("where the norms stand"))
+    wiring: str | Wiring | Parallel = field(default="pre", metadata=parameter("position of the norms"))
     attention: AttentionConfig | None = field(
         default=None, metadata=parameter("an attention config, in the place of heads, kv_heads and bias")
     )

@@ -102,12 +102,12 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
           <Many legend="Positions" all={choices.positions} about={choices.about} chosen={form.positions} onChange={(list) => say({ positions: list.join(",") || "," })} />
           <Many legend="Attention" all={choices.attention} about={choices.about} chosen={form.attention} onChange={(list) => say({ attention: list.join(",") || "," })} />
         </Card>
-        <Card title="Tasks">
+        <Card title="Tasks to train on">
           <Many legend="Tasks" all={choices.tasks} about={choices.about} chosen={form.tasks} onChange={(list) => say({ tasks: list.join(",") || "," })} />
         </Card>
       </div>
       <div class="stack">
-        <Card title="How">
+        <Card title="Training">
           <Lengths form={form} say={say} />
           <Time form={form} say={say} plain={choices.defaults.budget} />
           <Sizes form={form} say={say} defaults={choices.defaults} />

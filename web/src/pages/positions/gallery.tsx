@@ -22,7 +22,7 @@ export function Gallery({ encodings }: { encodings: Encoding[] }) {
   const answer = useAnswer(JSON.stringify(body), (signal) => post<EncodingFigures>("/positions/show", body, { signal }), 150);
   return (
     <div class="grid side">
-      <Card title="Encoding" beside={answer.since !== null && answer.data ? <Busy words="Drawing" since={answer.since} /> : null}>
+      <Card title="Encoding and parameters" beside={answer.since !== null && answer.data ? <Busy words="Drawing" since={answer.since} /> : null}>
         <EncodingControls encodings={encodings} chosen={chosen} />
         <hr class="rule" />
         <WideNumber label="length" value={length} min={2} max={4096} whole onChange={setLength} help="number of positions" />

@@ -27,7 +27,7 @@ export function MoveView() {
   );
   return (
     <div class="stack wide">
-      <Card title="Text">
+      <Card title="Text and model">
         <div class="pos-text">
           <ModelPicker value={name} onChange={setName} fits={(one) => one.kind !== "encoder-decoder"} />
           <TextField label="Text" value={text} onChange={setText} rows={2} help="A sentence or a few: up to 1,024 tokens." />
@@ -85,7 +85,7 @@ function Moving({ model, layers, heads, text, tokens }: MovingProps) {
   const names = tokens.map((one, index) => ({ value: String(index), label: `${index}: ${visible(one)}` }));
   return (
     <>
-      <Card title="Positions" beside={answer.since !== null ? <Busy words="Reading" since={answer.since} /> : null}>
+      <Card title="Positions of the tokens" beside={answer.since !== null ? <Busy words="Reading" since={answer.since} /> : null}>
         <Track tokens={tokens} token={token} to={body.moved.to} query={query} onMove={(next, place) => put({ ...found.here, token: next, to: place })} />
         <div class="pos-controls">
           <Select label="Token to move" value={String(token)} options={names} onChange={(next) => put({ ...found.here, token: next, to: next })} />
