@@ -183,7 +183,7 @@ def run_atlas(args: argparse.Namespace) -> int:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
         rows = [row for row in result.rows() if args.all or row[1] != "mixed"]
-        show_table(repr(result), result.header, rows)
+        show_table(result.summary, result.header, rows)
         limits = ", ".join(f"{n} {v}" for n, v in result.to_dict()["thresholds"].items())
         print(f"Mean weight from which a head gets each name: {limits}.")
     if args.out:
@@ -220,7 +220,7 @@ def run_scores(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        show_table(repr(result), result.header, result.rows())
+        show_table(result.summary, result.header, result.rows())
         if args.distances:
             print(
                 f"Smallest change of distance that changes the score by {result.threshold}; –: none does; *: longer "
@@ -272,5 +272,7 @@ def show_table(title: str, header: list[str], rows: list[list[Any]]) -> None:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:,.3g}" if abs(value) < 1e6 else f"{value:.3e}"
+        if abs(value) >= 1e6:
+            return f"{value:.3e}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

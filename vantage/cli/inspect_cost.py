@@ -210,7 +210,7 @@ def _spec(config: dict[str, Any]) -> Any:
 
 def _show_cost(result: Any) -> None:
     show_table("parameters", ["part", "number"], [*map(list, result.parameters.items()), ["all", result.total]])
-    show_table("operations, bytes read, and operations a byte", result.header, result.rows())
+    show_table("operations, bytes read, and operations per byte", result.header, result.rows())
     caches = {"this model": result.cache, **result.instead} if result.cache else {}
     rows = [[name, n, n / 2**20] for name, n in caches.items()]
     if rows:
@@ -218,7 +218,7 @@ def _show_cost(result: Any) -> None:
             f"cache of {result.batch} x {result.context:,} tokens, {result.kind}", ["kind", "bytes", "MiB"], rows
         )
     for one in result.passes:
-        print(f"{one.name}: {one.visible:.1%} of the pairs that are counted are visible")
+        print(f"{one.name}: {one.visible:.1%} of the counted query-key pairs are visible")
         if one.seconds is not None:
             slowest = max(one.parts, key=lambda part: part.seconds)
             print(f"  on {result.machine.name}: {one.seconds:.3g} s at best, most of it {slowest.name}")

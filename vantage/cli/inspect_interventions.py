@@ -124,14 +124,14 @@ def run_lens(args: argparse.Namespace) -> int:
         print(json.dumps(lens.to_dict(), ensure_ascii=False))
     else:
         last = [row[0:1] + row[-1:] for row in lens.rows()]
-        header = ["after", f"would follow {lens.labels[-1]!r}"]
+        header = ["after", f"guess after {lens.labels[-1]!r}"]
         if lens.target is not None and lens.rank is not None:
             header += ["target", "rank"]
             for row, share, rank in zip(
                 last, lens.target[:, -1].exp().tolist(), lens.rank[:, -1].tolist(), strict=True
             ):
                 row += [share, rank]
-        show_table(f"{lens!r}; of the last:", header, last)
+        show_table(f"{lens!r}; guesses after the last token:", header, last)
     if args.out:
         write(plot_lens(lens), args.out, repr(lens), table(lens.header, lens.rows()))
     return 0

@@ -206,11 +206,11 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
             why = refused
         elif yields is not None and yields(need, q, view):
             slower = (
-                "yields: slower here than in tiles"
+                "slower than tiles here"
                 if q.device.type == "cpu"
-                else "yields: a plan pays for long rows whose shape has come in three passes"
+                else "its plan pays off only for long rows, from the third pass of a shape on"
             )
-            why = f"yields: it would form {formed:,} numbers" if formed else slower
+            why = f"it would form {formed:,} numbers" if formed else slower
         elif chosen == IN_BLOCKS and candidate.forms_too_much(need, q, view):
             why = f"it would form {formed:,} numbers"
         else:
