@@ -118,7 +118,7 @@ def test_terms_are_explained(reader):
     expect(page.get_by_role("tooltip").first).to_be_visible()
     assert len(page.get_by_role("tooltip").first.inner_text()) > 20
     page = reader.go("chat")
-    expect(page.locator("label", has_text="Top-p")).to_have_attribute("title", re.compile("likeliest tokens"))
+    expect(page.locator("label", has_text="Top-p")).to_have_attribute("title", re.compile("most likely tokens"))
     page = reader.go("compare")
     expect(page.locator("label.check", has_text=re.compile("^alibi$"))).to_have_attribute("title", re.compile("ALiBi"))
     page = reader.go("studies")

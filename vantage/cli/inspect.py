@@ -22,8 +22,8 @@ examples:
   vantage inspect lens smollm2 --text "The capital of France is" --target " Paris" --out lens.png
   vantage inspect attribute smollm2 --text "The capital of France is" --target " Paris" --against " London"
   vantage inspect ablate smollm2 --text "The capital of France is" --target " Paris" --layers 22-24
-  vantage inspect patch smollm2 --text "The capital of France is" --corrupted "The capital of Italy is" --target " Paris" \\
-      --against " Rome"
+  vantage inspect patch smollm2 --text "The capital of France is" --corrupted "The capital of Italy is" \\
+      --target " Paris" --against " Rome"
   vantage inspect cost smollm2 --context 8192 --batch 4 --machine h200
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
   vantage inspect kernels smollm2 --context 8192                   # which kernel each layer runs, and why

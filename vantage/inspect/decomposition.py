@@ -104,8 +104,8 @@ class Decomposition:
         """What was decomposed, in a line."""
         names = ", ".join(term.name for term in self.terms)
         return (
-            f"scores of {self.kind} attention, layer {self.layer}: {len(self.heads)} heads, {len(self.queries)} queries; "
-            f"parts: {names} (their sum is off by at most {self.error:.1e})"
+            f"scores of {self.kind} attention, layer {self.layer}: {len(self.heads)} heads, {len(self.queries)} "
+            f"queries; parts: {names} (their sum is off by at most {self.error:.1e})"
         )
 
     def __repr__(self) -> str:
