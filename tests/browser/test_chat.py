@@ -163,7 +163,7 @@ def test_the_address_holds_the_conversation(reader, talk):
     talk.get_by_role("button", name="New conversation").click()
     expect(talk.get_by_text("Write a message, or start with one of these")).to_be_visible()
     reader.go("chat?conversation=0123456789abcdef")
-    expect(talk.get_by_role("alert")).to_contain_text("not here any more")
+    expect(talk.get_by_role("alert")).to_contain_text("no longer exists")
     reader.errors.clear()  # the browser notes a 404 by itself
 
 

@@ -39,7 +39,7 @@ def chat(visit, tiny) -> Visit:
 def opened(reader: Visit, place: str = "chat?temperature=0&max_tokens=6") -> Page:
     page = reader.go(place)
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
-    expect(page.get_by_role("group", name="Begin with").get_by_role("button").first).to_be_enabled()
+    expect(page.get_by_role("group", name="Start with").get_by_role("button").first).to_be_enabled()
     return page
 
 

@@ -135,7 +135,7 @@ def test_a_long_text_leaves_the_address_short(reader, visit, small):
     page.reload()
     expect(page.get_by_label("Text")).to_have_value(text)
     there = visit(small).go(page.url.split("#/")[1])
-    expect(there.get_by_role("status").filter(has_text="stayed in the browser")).to_be_visible()
+    expect(there.get_by_role("status").filter(has_text="stored only in the browser")).to_be_visible()
 
 
 def test_a_wrong_field_starts_nothing(reader):
