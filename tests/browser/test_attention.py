@@ -60,7 +60,7 @@ def test_reading_says_how_far_it_is_and_stops(visit, small, monkeypatch):
     until(lambda: not any(thread.name == "studio-read" for thread in threading.enumerate()))
     expect(page.get_by_text("tokens, read in")).to_have_count(0)
     monkeypatch.undo()
-    page.get_by_role("button", name="Read it").click()
+    page.get_by_role("button", name="Read", exact=True).click()
     read(page)
     page.get_by_role("tab", name="Atlas").click()
     expect(page.get_by_role("region", name="Atlas of heads")).to_be_visible()

@@ -121,7 +121,7 @@ class ReadText:
         if layer.bias is not None and is_position(layer.bias):
             return f"{title} turns no queries and keys, so there are no bands: position is what is added to the scores."
         if any(is_position(part) for part in layer.qk):
-            return f"{title} has no frequency bands: position is one part."
+            return f"{title} has no bands: position is one part."
         if spec.embedding.inputs:
             return (
                 f"{title} is added to the embeddings, so there are no bands: position has become part of the content, "
