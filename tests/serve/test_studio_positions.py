@@ -125,7 +125,7 @@ def test_rope_wavelengths_stand_against_the_context(http: httpx.Client) -> None:
     assert panel["lines"][0]["y"] == pytest.approx(expected)
     assert panel["marks"] == [["the context", 100.0]]
     slow = sum(length > 100 for length in expected)
-    assert f"{slow} of 8 turn less than once" in found["wavelengths"]["caption"]
+    assert f"{slow} of 8 make less than one turn" in found["wavelengths"]["caption"]
     decay = lines(found["decay"])["all ones"]
     direct = [sum(2 * math.cos(d * 500.0 ** (-2 * k / 16)) for k in range(8)) / 4 for d in range(100)]
     assert decay == pytest.approx(direct, abs=1e-9)
