@@ -77,7 +77,7 @@ function Result({ data }: { data: AblationAnswer }) {
           </div>
         ))}
       </div>
-      <Facts facts={[{ name: "of the next token's probability moved", value: percent(data.moved) }]} />
+      <Facts facts={[{ name: "probability moved to other next tokens", value: percent(data.moved) }]} />
       <div class="scroll lens-steps" tabIndex={0} role="region" aria-label="Next token, before and after">
         <table>
           <thead>
