@@ -58,7 +58,7 @@ def test_what_left_a_window_and_what_is_shared(tmp_path: Path, capsys: pytest.Ca
     assert (local["held"], local["evicted"], local["why"]) == ([[19, 29]], 19, "left the window")
     assert (wide["held"], wide["evicted"]) == ([[0, 29]], 0)
     assert main(["inspect", "cache", str(tmp_path / "ring")]) == 0
-    assert "holds 19..29 (11 tokens); 19 let go of: left the window" in capsys.readouterr().out
+    assert "holds 19..29 (11 tokens); 19 evicted: left the window" in capsys.readouterr().out
     paged = zoo.cache(zoo.model("plain"), "paged")
     with torch.no_grad():
         zoo.model("plain")  # another model: caches belong to the one that made them
