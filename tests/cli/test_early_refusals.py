@@ -136,11 +136,11 @@ REFUSED: dict[str, tuple[str, str]] = {  # the command, what it must say
     "inspect: no text": ("inspect scores tiny --layer 0", "--text TEXT or --file FILE"),
     "inspect: a cache": ("inspect cost tiny --kind rign", "Did you mean 'ring'?"),
     "inspect: a machine": ("inspect cost tiny --machine h300", "h300"),
-    "inspect: a config": ("inspect cost nothing.json", "there is no file nothing.json"),
+    "inspect: a config": ("inspect cost nothing.json", "no file nothing.json"),
     "inspect: a file": ("inspect extend tiny --file nothing", "nothing"),
     "inspect: an encoding": ("inspect extend tiny --file book.txt --position roep", "Did you mean 'rope'?"),
     "inspect: a rule": ("inspect extend tiny --file book.txt --scaling yarn:4", "--scaling yarn:4"),
-    "inspect: a saved cache": ("inspect cache nothing", "there is no file nothing"),
+    "inspect: a saved cache": ("inspect cache nothing", "no file nothing"),
     "pull: a name": ("pull smolm2", "Did you mean 'smollm2'?"),
     "serve: a model": ("serve runs/nothing-here", "runs/nothing-here does not exist"),
     "serve: a file": ("serve book.txt", "book.txt is no .gguf file"),
@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # the command, what it must say
     "study: no setting": ("study run A2 --set gain", "write NAME=VALUE"),
     "study: a report": ("study all --report book.txt", "book.txt"),
     "study: an exercise": ("study exercise P99", "There are: A2"),
-    "study: a file": ("study grade nothing.py", "nothing.py is no file"),
+    "study: a file": ("study grade nothing.py", "nothing.py is not a file"),
 }
 
 

@@ -98,7 +98,7 @@ def test_why_a_prefix_missed_behind_a_window() -> None:
     from vantage.cli.inspect import _why
 
     said = parting(tok, tuple(zoo.tokens(30)[0].tolist()), other) | {"reused": row.match(other)}
-    assert "window had let go" in _why(said)
+    assert "window had evicted" in _why(said)
 
 
 @pytest.mark.parametrize(

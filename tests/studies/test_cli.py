@@ -101,7 +101,7 @@ def test_figures_and_a_report_are_written(tmp_path: Path, capsys) -> None:
         (["run", "K3", "--report", "/dev/null/there"], "no report can be written"),
         (["exercise", "A77"], "no exercise is called 'A77'"),
         (["exercise", "--answer"], "name an exercise"),
-        (["grade", "/nowhere/a2.py"], "is no file"),
+        (["grade", "/nowhere/a2.py"], "is not a file"),
         (["grade", "pyproject.toml", "--seconds", "0"], "above 0"),
         (["nonsense"], "nonsense"),
         ([], "WHAT"),
