@@ -63,7 +63,10 @@ def register(name: str = "vantage", *, kernel: str | Kernel = "auto") -> None:
         **rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if unknown := sorted(name for name, value in rest.items() if value is not None and name not in INERT):
-            raise Refused(f"transformers asks for {', '.join(unknown)}, which is not understood here: use its 'eager'")
+            raise Refused(
+                f"transformers asks for {', '.join(unknown)}, which Vantage's kernels do not support: use "
+                f"attn_implementation='eager'"
+            )
         T, S = query.shape[2], key.shape[2]
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         need = Need(

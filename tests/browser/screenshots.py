@@ -88,7 +88,7 @@ def compared(page: Page) -> None:
     """Trains for some minutes, the first time; the report is there for the other width."""
     form = page.url
     page.get_by_role("tab", name="All comparisons").click()
-    page.get_by_role("button", name="Look again").wait_for()
+    page.get_by_role("button", name="Refresh").wait_for()
     page.locator(".busy").first.wait_for(state="hidden")
     if page.locator(".cmp-list a").count():
         page.locator(".cmp-list a").first.click()

@@ -60,7 +60,7 @@ def test_reading_says_how_far_it_is_and_stops(visit, small, monkeypatch):
     until(lambda: not any(thread.name == "studio-read" for thread in threading.enumerate()))
     expect(page.get_by_text("tokens, read in")).to_have_count(0)
     monkeypatch.undo()
-    page.get_by_role("button", name="Read it").click()
+    page.get_by_role("button", name="Read", exact=True).click()
     read(page)
     page.get_by_role("tab", name="Atlas").click()
     expect(page.get_by_role("region", name="Atlas of heads")).to_be_visible()
@@ -154,7 +154,7 @@ def test_scores_are_the_sum_of_their_parts(reader):
     for row in seen:
         parts = [float(value) for name, value in row.items() if name not in ("key", "token", "score")]
         assert sum(parts) == pytest.approx(float(row["score"]), abs=2e-3)
-    page.get_by_label("Tell the parts of position apart").uncheck()
+    page.get_by_label("Split position into RoPE frequency bands").uncheck()
     chart = page.get_by_label(re.compile(r"Scores of 21 keys in 2 parts"))
     chart.focus()
     page.keyboard.press("ArrowDown")
@@ -206,7 +206,7 @@ def test_two_encodings(reader):
     page.keyboard.press("ArrowDown")
     expect(page).to_have_url(re.compile("b_encoding=t5"))
     expect(right.get_by_label(re.compile(r"Heat map of .*, T5\."))).to_be_visible()
-    expect(right.get_by_text("never learned them")).to_be_visible()
+    expect(right.get_by_text("the model has never trained")).to_be_visible()
     assert saved(page, "Download attention-self-3-1-t5 as PNG") not in pictures.values()
 
 
@@ -225,7 +225,7 @@ def test_a_link_holds_the_other_encoding(reader):
     page.reload()
     as_linked()
     assert b">RoPE, base 500<" in saved(page, "Download lines-self-5-0-rope-base-500 as SVG")
-    right.get_by_role("button", name="As it comes").click()
+    right.get_by_role("button", name="Reset").click()
     expect(right.get_by_label(re.compile(r"layer 5, head 0, RoPE\."))).to_be_visible()
     page.get_by_label("Side by side with").select_option("")
     expect(page).not_to_have_url(re.compile("b_|compare"))
@@ -239,7 +239,7 @@ def test_scores_of_another_encoding(reader):
     expect(left.get_by_label(re.compile(r"Scores of 21 keys in 9 parts, its own \(RoPE\)"))).to_be_visible()
     expect(right.get_by_label(re.compile(r"Scores of 21 keys in 2 parts, ALiBi"))).to_be_visible()
     expect(right.get_by_text("ALiBi turns no queries and keys, so there are no bands")).to_be_visible()
-    expect(right.get_by_label("Tell the parts of position apart")).to_be_disabled()
+    expect(right.get_by_label("Split position into RoPE frequency bands")).to_be_disabled()
     table = rows(page, "Download scores-self-4-1-20-alibi as CSV")
     for row in table[:21]:
         assert float(row["content"]) + float(row["bias Alibi"]) == pytest.approx(float(row["score"]), abs=2e-3)
@@ -281,7 +281,7 @@ def test_an_encoding_that_is_refused_is_said(small, visit):
     right.get_by_label("Encoding", exact=True).select_option("sinusoidal")
     expect(right.get_by_label(re.compile(r"lines of .*, Sinusoidal\."))).to_be_visible()
     page.evaluate("() => { location.hash = location.hash.replace('sinusoidal', 'sinus') }")
-    expect(right.get_by_role("alert")).to_contain_text("an encoding that is not here")
+    expect(right.get_by_role("alert")).to_contain_text("names an unknown encoding")
 
 
 def test_a_link_opens_what_it_says(reader):

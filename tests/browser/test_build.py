@@ -26,7 +26,7 @@ def made(code: str) -> vt.ModelSpec:
 
 def test_the_code_makes_what_is_shown(reader):
     page = reader.go("build?width=64&layers=2&vocab=100")
-    code = page.get_by_role("region", name="Python that makes this model")
+    code = page.get_by_role("region", name="Python for this model")
     expect(code).to_contain_text("width=64")
     page.get_by_label("Encoding", exact=True).select_option("alibi")
     page.get_by_label("Kind of attention").select_option("grouped-query")
@@ -49,7 +49,7 @@ def test_the_code_makes_what_is_shown(reader):
 
 def test_normalisers_and_a_delta_rule(reader):
     page = reader.go("build?width=64&layers=2&heads=4&vocab=100&normaliser=sparsemax")
-    code = page.get_by_role("region", name="Python that makes this model")
+    code = page.get_by_role("region", name="Python for this model")
     expect(code).to_contain_text("Sparsemax")
     page.get_by_label("Weights by").select_option("stick-breaking")
     expect(code).to_contain_text("StickBreaking")
@@ -87,7 +87,7 @@ def test_what_cannot_be_built_is_said(reader):
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("does not divide into 7 heads")
     expect(alert.get_by_role("button", name="Retry")).to_be_visible()
-    expect(page.get_by_text("the last model that could be built")).to_be_visible()
+    expect(page.get_by_text("Below is the last valid model")).to_be_visible()
     page.get_by_label("Heads", exact=True).fill("16")
     expect(alert).to_have_count(0)
     reader.errors.clear()
@@ -116,7 +116,7 @@ def test_every_kind_and_part(reader):
 def test_the_code_is_copied(reader):
     reader.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = reader.go("build?layers=3")
-    expect(page.get_by_role("region", name="Python that makes this model")).to_contain_text("layers=3")
-    page.get_by_role("button", name="Copy Python that makes this model").click()
+    expect(page.get_by_role("region", name="Python for this model")).to_contain_text("layers=3")
+    page.get_by_role("button", name="Copy Python for this model").click()
     expect(page.get_by_text("Copied")).to_be_visible()
     assert "layers=3" in page.evaluate("() => navigator.clipboard.readText()")

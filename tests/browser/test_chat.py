@@ -161,9 +161,9 @@ def test_the_address_holds_the_conversation(reader, talk):
     expect(talk.locator(".chat-text")).to_have_text(answer.strip())
     expect(talk.get_by_label("Temperature")).to_have_value("0")
     talk.get_by_role("button", name="New conversation").click()
-    expect(talk.get_by_text("Nothing has been said yet")).to_be_visible()
+    expect(talk.get_by_text("Write a message, or start with one of these")).to_be_visible()
     reader.go("chat?conversation=0123456789abcdef")
-    expect(talk.get_by_role("alert")).to_contain_text("not here any more")
+    expect(talk.get_by_role("alert")).to_contain_text("no longer exists")
     reader.errors.clear()  # the browser notes a 404 by itself
 
 
@@ -182,10 +182,10 @@ def test_a_long_message_shows_its_progress_and_can_be_stopped(reader):
     expect(page.get_by_role("button", name=ASK, exact=True)).to_be_enabled()
     say(page, "word " * 6000)
     expect(page.get_by_text(re.compile(r"Reading: [\d,]+ of 6,\d+ tokens"))).to_be_visible()
-    expect(page.get_by_role("progressbar", name="The message is read")).to_be_visible()
+    expect(page.get_by_role("progressbar", name="Reading the message")).to_be_visible()
     page.get_by_role("button", name="Stop").first.click()
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
-    expect(page.get_by_text("Nothing has been said yet")).to_be_visible()
+    expect(page.get_by_text("Write a message, or start with one of these")).to_be_visible()
     expect(page.get_by_label("Message", exact=True)).to_have_value("word " * 6000)
 
 

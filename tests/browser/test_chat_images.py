@@ -79,8 +79,8 @@ def test_an_image_is_added_sent_and_shown(chat, folder):
     expect(bubble(page)).to_have_count(1)
     assert bubble(page).evaluate("(image) => [image.naturalWidth, image.naturalHeight]") == [24, 16]
     expect(page.locator(".chat-token.image")).to_have_text(["image, 6 tokens"])
-    expect(page.locator("p", has_text="Looks most at")).to_contain_text("the image")
-    expect(page.get_by_role("link", name="Look at this in Attention")).to_have_count(0)
+    expect(page.locator("p", has_text="Attends most to")).to_contain_text("the image")
+    expect(page.get_by_role("link", name="Show in Attention")).to_have_count(0)
     # an image alone is a message too, and the first one is still read
     add(page, folder / "blue.png")
     send(page)

@@ -111,8 +111,8 @@ def test_stopping_and_going_on(small, visit):
     expect(page.get_by_text("The comparison was stopped")).to_be_visible()
     expect(page.get_by_text("stopped", exact=True)).to_be_visible()
     page.reload()  # the link opens it as it is
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue").click()
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     expect(page.get_by_text("running", exact=True)).to_be_visible()
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_role("button", name="Go on")).to_be_enabled()
+    expect(page.get_by_role("button", name="Continue")).to_be_enabled()

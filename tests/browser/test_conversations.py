@@ -39,7 +39,7 @@ def chat(visit, tiny) -> Visit:
 def opened(reader: Visit, place: str = "chat?temperature=0&max_tokens=6") -> Page:
     page = reader.go(place)
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
-    expect(page.get_by_role("group", name="Begin with").get_by_role("button").first).to_be_enabled()
+    expect(page.get_by_role("group", name="Start with").get_by_role("button").first).to_be_enabled()
     return page
 
 
@@ -82,11 +82,11 @@ def test_a_reload_while_it_writes_joins_the_answer_again(chat):
 def test_what_was_watched_is_there_after_a_reload(chat):
     page = talked(chat)
     before = card(page, "Next token").get_by_role("img").get_attribute("aria-label")
-    words = page.get_by_text("Looks most at").inner_text()
+    words = page.get_by_text("Attends most to").inner_text()
     cost = card(page, "What this turn cost").inner_text()
     page.reload()
     expect(card(page, "Next token").get_by_role("img")).to_have_attribute("aria-label", before)
-    expect(page.get_by_text("Looks most at")).to_have_text(words)
+    expect(page.get_by_text("Attends most to")).to_have_text(words)
     expect(card(page, "What this turn cost")).to_have_text(cost, use_inner_text=True)
     tokens(page).nth(2).click()
     expect(page).to_have_url(re.compile("token="))
@@ -121,7 +121,7 @@ def test_a_tab_that_is_looked_at_again_is_told_before_anything_is_sent(chat, vis
     say(page, "and a dog?")
     answered(page, 2)
     there.evaluate("() => dispatchEvent(new Event('focus'))")
-    there.get_by_role("alert").get_by_role("button", name="Show it as it is now").click()
+    there.get_by_role("alert").get_by_role("button", name="Show the current version").click()
     number_of_turns(there, 2)
     expect(there.get_by_role("alert")).to_have_count(0)
 
@@ -139,8 +139,8 @@ def test_after_a_restart_all_is_there_and_goes_on(visit, folder, tmp_path):
     expect(box(page)).to_have_value("and a dog?")
     with started(tmp_path, model, port=port):
         # the page has the token of the server that is gone: it asks for the new one by itself
-        page.get_by_role("button", name="Ask now").click()
-        expect(page.get_by_role("button", name="Ask now")).to_have_count(0)
+        page.get_by_role("button", name="Retry now").click()
+        expect(page.get_by_role("button", name="Retry now")).to_have_count(0)
         expect(box(page)).to_have_value("and a dog?")  # nothing is lost, however often it is tried
         for _ in range(5):  # the page may find out only now that the server it knew is gone
             page.get_by_role("button", name="Send", exact=True).click()
@@ -207,7 +207,7 @@ def test_a_candidate_is_forced_and_goes_on_as_a_branch(chat):
 def test_an_answer_is_looked_at_in_attention(chat):
     page = talked(chat)
     count = int(tokens(page).last.get_attribute("data-token")) + 1
-    page.get_by_role("link", name="Look at this in Attention (answer 1)").click()
+    page.get_by_role("link", name="Show in Attention (answer 1)").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Attention")
     expect(page.get_by_text(f"{count} tokens, read in")).to_be_visible()
     expect(page.get_by_role("group", name=re.compile("Attention lines"))).to_be_visible()
@@ -242,7 +242,7 @@ def test_the_list_is_exported_imported_and_emptied(chat, tmp_path):
     listed = card(page, "Conversations")
     entry = listed.get_by_role("button", name=re.compile("^to be kept"))
     expect(entry).to_have_count(1)
-    expect(listed).to_contain_text("only your user can read them")
+    expect(listed).to_contain_text("readable only by you")
     file = tmp_path / "conversations.json"
     file.write_bytes(saved(page, "Export all"))
     kept = json.loads(file.read_text())["conversations"]
@@ -251,7 +251,7 @@ def test_the_list_is_exported_imported_and_emptied(chat, tmp_path):
     page.get_by_role("button", name="Delete “to be kept”").click()
     listed.get_by_role("button", name="Delete", exact=True).click()
     expect(entry).to_have_count(0)
-    expect(page.get_by_text("Nothing has been said yet")).to_be_visible()
+    expect(page.get_by_text("Write a message, or start with one of these")).to_be_visible()
     listed.get_by_role("button", name="Delete all").click()
     listed.get_by_role("button", name="Yes, delete all").click()
     expect(listed).to_contain_text("None yet")
@@ -260,9 +260,9 @@ def test_the_list_is_exported_imported_and_emptied(chat, tmp_path):
     entry.click()
     expect(page.locator(".chat-bubble")).to_have_text(["to be kept"])  # the first of the file may have had several
     page.get_by_label("Keep conversations on this machine").uncheck()
-    expect(listed).to_contain_text("forgotten when the server ends")
+    expect(listed).to_contain_text("lost when the server stops")
     page.get_by_label("Keep conversations on this machine").check()
-    expect(listed).to_contain_text("only your user")
+    expect(listed).to_contain_text("readable only by you")
 
 
 def test_the_composer_is_in_reach_under_a_long_talk(chat):

@@ -58,7 +58,7 @@ def test_the_tour_can_be_declined_linked_and_left(visit, small):
     page = reader.go("attention?view=lines&find=induction&tour=3")  # as it may stand in a message
     expect(dialog(page)).to_contain_text("An induction head")
     check_looks(reader)
-    dialog(page).get_by_role("button", name="Leave the tour").click()
+    dialog(page).get_by_role("button", name="Exit tour").click()
     expect(page).not_to_have_url(re.compile("tour="))
 
 
@@ -118,11 +118,11 @@ def test_terms_are_explained(reader):
     expect(page.get_by_role("tooltip").first).to_be_visible()
     assert len(page.get_by_role("tooltip").first.inner_text()) > 20
     page = reader.go("chat")
-    expect(page.locator("label", has_text="Top-p")).to_have_attribute("title", re.compile("likeliest tokens"))
+    expect(page.locator("label", has_text="Top-p")).to_have_attribute("title", re.compile("most likely tokens"))
     page = reader.go("compare")
     expect(page.locator("label.check", has_text=re.compile("^alibi$"))).to_have_attribute("title", re.compile("ALiBi"))
     page = reader.go("studies")
-    expect(page.get_by_label("Document").locator("option", has_text="S3")).to_have_text(re.compile("Positional"))
+    expect(page.get_by_label("Source").locator("option", has_text="S3")).to_have_text(re.compile("Positional"))
 
 
 def test_a_long_text_leaves_the_address_short(reader, visit, small):
@@ -135,14 +135,14 @@ def test_a_long_text_leaves_the_address_short(reader, visit, small):
     page.reload()
     expect(page.get_by_label("Text")).to_have_value(text)
     there = visit(small).go(page.url.split("#/")[1])
-    expect(there.get_by_role("status").filter(has_text="stayed in the browser")).to_be_visible()
+    expect(there.get_by_role("status").filter(has_text="stored only in the browser")).to_be_visible()
 
 
 def test_a_wrong_field_starts_nothing(reader):
     page = reader.go("compare")
     page.get_by_label("Trained up to length").fill("0")
     page.get_by_role("button", name="Start", exact=True).click()
-    expect(page.get_by_role("alert").filter(has_text="not filled in correctly")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="not valid")).to_be_visible()
     expect(page.get_by_label("Trained up to length")).to_be_focused()
     expect(page).not_to_have_url(re.compile("run="))
 

@@ -33,17 +33,17 @@ def test_parameters_redraw_the_figures(reader):
     page.get_by_label("Encoding", exact=True).select_option("alibi")
     expect(page).to_have_url(re.compile("encoding=alibi"))
     expect(chart(page, "slopes")).to_be_visible()
-    first = [float(row["lost a position"]) for row in rows(page, "Download slopes as CSV")]
+    first = [float(row["slope"]) for row in rows(page, "Download slopes as CSV")]
     assert first == [0.25, 0.0625, 0.015625, 0.00390625]
     page.get_by_role("textbox", name="slopes").fill("0.5, 0.125, 0, 1")
     expect(page).to_have_url(re.compile(r"p\.slopes="))
     expect(page.locator(".busy")).to_have_count(0)
-    assert [float(row["lost a position"]) for row in rows(page, "Download slopes as CSV")] == [0.5, 0.125, 0, 1]
+    assert [float(row["slope"]) for row in rows(page, "Download slopes as CSV")] == [0.5, 0.125, 0, 1]
     page.get_by_role("textbox", name="slopes").fill("0.5, many")
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("write numbers")
     expect(alert.get_by_role("button", name="Retry")).to_be_visible()
-    page.get_by_role("button", name="As it comes").click()
+    page.get_by_role("button", name="Reset").click()
     expect(alert).to_have_count(0)
     expect(page.get_by_role("textbox", name="slopes")).to_have_value("")
     reader.errors.clear()  # the browser notes a 400 by itself
@@ -153,7 +153,7 @@ def test_swapping_changes_perplexity_and_text(reader):
     assert {row["line"] for row in table} == {"before", "after"}
     expect(page).to_have_url(re.compile("swapped=true"))
     check_looks(reader)
-    page.get_by_role("button", name="Begin with its own").click()
+    page.get_by_role("button", name="Start from its own").click()
     expect(page.get_by_label("base", exact=True)).to_have_value("100000")
     expect(page.get_by_text("from before your last change")).to_be_visible()
     page.get_by_role("button", name="Swap", exact=True).click()

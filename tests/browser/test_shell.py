@@ -117,12 +117,12 @@ def test_the_server_is_gone_and_comes_back(visit, tmp_path):
     page.get_by_label("Text").fill("another text")
     page.get_by_role("button", name="Look").click()
     expect(page.get_by_text("The server does not answer.").first).to_be_visible()
-    expect(page.get_by_role("button", name="Ask now")).to_be_visible()
+    expect(page.get_by_role("button", name="Retry now")).to_be_visible()
     expect(page.get_by_role("button", name="Retry").first).to_be_visible()
     expect(page.locator(".busy")).to_have_count(0)
     with started(tmp_path / "two", f"tiny={tiny(tmp_path)}", port=port):
         # the page finds out by itself: it is another studio now, with another token, which it asks for
         expect(page.get_by_text("tokens, read in")).to_be_visible()
         expect(page.get_by_label("Text")).to_have_value("another text")
-        expect(page.get_by_role("button", name="Ask now")).to_have_count(0)
+        expect(page.get_by_role("button", name="Retry now")).to_have_count(0)
     reader.errors.clear()  # connections that were refused

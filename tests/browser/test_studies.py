@@ -25,9 +25,9 @@ def test_the_list_and_its_filter(reader):
     expect(cards.filter(has_text="P10")).to_have_count(1)
     assert cards.count() < len(studies())
     page.get_by_label("Find").fill("zebra crossing")
-    expect(page.get_by_text("No study has these words")).to_be_visible()
+    expect(page.get_by_text("No study matches")).to_be_visible()
     page.get_by_label("Find").fill("")
-    page.get_by_label("Document").select_option("S4")
+    page.get_by_label("Source").select_option("S4")
     expect(cards).to_have_count(sum("S4" in study.sources for study in studies().values()))
     check_looks(reader)
 
@@ -38,7 +38,7 @@ def test_a_study_is_run_with_other_values(reader):
     page.get_by_label("temperature", exact=True).fill("0.5")
     expect(page).to_have_url(re.compile(r"p\.temperature=0\.5"))
     page.get_by_role("button", name="Run", exact=True).click()
-    found = page.get_by_role("region", name="What we find")
+    found = page.get_by_role("region", name="Result")
     expect(found.locator(".stu-verdict")).to_have_text(re.compile("Agrees|Erratum|Agrees in part"))
     expect(found.get_by_text("vantage study run A10 --set temperature=0.5")).to_be_visible()
     table = list(csv.DictReader(io.StringIO(saved(page, "Download A10-numbers as CSV").decode())))
@@ -56,7 +56,7 @@ def test_a_study_is_run_with_other_values(reader):
 def test_an_erratum_by_its_link(reader):
     """Quick results show themselves when their link is opened."""
     page = reader.go("studies?study=A2&ran=true")
-    found = page.get_by_role("region", name="What we find")
+    found = page.get_by_role("region", name="Result")
     expect(found.locator(".stu-verdict")).to_have_text("Erratum")
     expect(found.get_by_text("no", exact=True).first).to_be_visible()
 
@@ -105,7 +105,7 @@ def test_an_answer_is_graded(reader, exercise):
     expect(page.get_by_role("region", name="An answer")).to_have_text(exercise.answer)
     editor.fill(exercise.answer)
     editor.press("Control+Enter")
-    expect(page.get_by_text("All right", exact=True)).to_be_visible()
+    expect(page.get_by_text("Correct", exact=True)).to_be_visible()
     expect(page.get_by_text("solved", exact=True)).to_be_visible()
     page.get_by_role("button", name="Start over").click()
     expect(editor).to_have_value(exercise.starter)

@@ -115,7 +115,7 @@ def test_a_full_cache_says_so_and_stays_as_it_was():
     cache = contiguous(1, capacity=4)
     run(cache, plain(1, 0, 3, uid=5))
     before, report = cache.layers[1].view(), cache.holds()
-    with pytest.raises(CacheError, match=r"4 places, holds 3 and 2 more were wanted.*capacity=5"):
+    with pytest.raises(CacheError, match=r"4 places, holds 3 and 2 more are needed.*capacity=5"):
         run(cache, plain(1, 3, 2))
     after = cache.layers[1].view()
     assert torch.equal(before.k, after.k)

@@ -138,7 +138,7 @@ def test_out_of_blocks_says_so_and_changes_nothing():
     assert pool.free == 0
     assert cache.ledgers[0].capacity == 12
     report = cache.holds()
-    with pytest.raises(CacheError, match="out of blocks: the pool has 3 of 4 tokens, 0 are free and 2 were wanted"):
+    with pytest.raises(CacheError, match="out of blocks: the pool has 3 of 4 tokens, 0 are free and 2 are needed"):
         run(cache, ragged([5, 3], [4, 2], uid=30))
     assert cache.holds() == report
     check_view(cache.layers[0].view(), truth_of(first), 0, [0, 0])

@@ -69,7 +69,7 @@ def test_blocks_come_in_few_pieces_when_the_pool_is_full_of_holes():
 def test_a_fixed_pool_gives_all_or_nothing():
     pool = Pool(4, block=1)
     pool.take([Want(1)])
-    with pytest.raises(CacheError, match=r"4 of 1 tokens, 3 are free and 4 were wanted.*larger"):
+    with pytest.raises(CacheError, match=r"4 of 1 tokens, 3 are free and 4 are needed.*larger"):
         pool.take([Want(2), Want(2)])
     assert pool.free == 3
     pool.take([Want(3)])

@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     ledger = Static(1, 4)
     ledger.place(Positions.arange(1, 3))
     ledger.commit()
-    with pytest.raises(CacheError, match="it has 4 places, holds 3 and 2 more were wanted; make it with capacity=5"):
+    with pytest.raises(CacheError, match="it has 4 places, holds 3 and 2 more are needed; create it with capacity=5"):
         ledger.place(Positions.arange(1, 2, 3))
     assert ledger.tokens == (3,)
     with pytest.raises(BadInput, match="a capacity of 0"):

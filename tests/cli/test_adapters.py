@@ -87,7 +87,7 @@ def test_an_adapters_own_folder_is_a_model(ours: Path, base: Path, capsys: pytes
         vt.load(ours, adapter=ours)
     config = json.loads((ours / "adapter_config.json").read_text())
     (ours / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "gone/away"}))
-    with pytest.raises(CheckpointError, match=r"for a model that is not here: gone/away does not exist.*--adapter"):
+    with pytest.raises(CheckpointError, match=r"whose base model is missing: gone/away does not exist.*--adapter"):
         vt.load(ours)
     (ours / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
     with pytest.raises(CheckpointError, match="does not say which model"):

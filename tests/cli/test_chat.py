@@ -37,23 +37,23 @@ def endless() -> str:
 def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.vantage"
     with terminal(["chat", str(folder), "--max-tokens", "1000000", "--stats"], tmp_path) as t:
-        t.until(r"/help says more\.\n> ")
+        t.until(r"/help lists the commands\.\n> ")
         t.type(endless() + "\n")
         t.until(r"\n(?s:.{200})")  # it is talking
         t.type("\x03")
-        t.until(r"\[stopped \d+ tokens\]\n\[\d+ tokens read, 0 of them reused.*\]\n> ")
+        t.until(r"\[stopped after \d+ tokens\]\n\[\d+ tokens read, 0 from the cache.*\]\n> ")
         t.type("half a line")
         t.until("half a line")
-        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # while typing: only the line is given up
+        t.interrupt(r"Ctrl-D or /quit exits\)\n> ")  # while typing: only the line is given up
         t.type("/stats\n")
         stats = t.until(r"answer .*\n> ")
-        held = int(re.search(r"held +([\d,]+) tokens", stats)[1].replace(",", ""))  # type: ignore[index]
+        held = int(re.search(r"cache +([\d,]+) tokens", stats)[1].replace(",", ""))  # type: ignore[index]
         assert held > 20
         assert "messages  2" in stats
         t.type(f"/save {saved}\n")
         t.until(rf"saved 2 messages and {held} tokens")
         t.type("/reset\n")
-        t.until("forgotten\n> ")
+        t.until("started over\n> ")
         t.type(f"/load {tmp_path}/nothing\n")
         t.until(r"vantage: cannot read .*nothing.*\n> ")  # and the session goes on
         t.type(f"/load {saved}\n")
@@ -62,14 +62,16 @@ def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
         t.until("cannot read")
         t.until("> ")
         t.type("/nonsense\n/help\n")
-        t.until("there is no /nonsense")
+        t.until("unknown command /nonsense")
         t.until(re.escape("/quit "))
         t.until("\n> ")
         t.type("and now\n")
         t.until("now\n")
         t.until(r"(?s:.{60})")
         t.type("\x03")
-        read, reused = map(int, re.search(r"\[(\d+) tokens read, (\d+) of them", t.until(r"reused.*\]\n> ")).groups())  # type: ignore[union-attr]
+        read, reused = map(
+            int, re.search(r"\[(\d+) tokens read, (\d+) from the cache", t.until(r"the cache.*\]\n> ")).groups()
+        )  # type: ignore[union-attr]
         assert reused == held
         assert read - reused < 45
         t.type("\x04")
@@ -84,13 +86,13 @@ def test_a_session_on_a_terminal(folder: Path, tmp_path: Path) -> None:
 def test_on_a_terminal_it_listens_to_an_interrupt_that_its_parent_ignored(folder: Path, tmp_path: Path) -> None:
     """As a test runner in the background of a script ignores it: on a terminal Ctrl-C is typed for the chat."""
     with terminal(["chat", str(folder), "--max-tokens", "1000000"], tmp_path, ignoring={signal.SIGINT}) as t:
-        t.until(r"/help says more\.\n> ")
-        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # before any answer
+        t.until(r"/help lists the commands\.\n> ")
+        t.interrupt(r"Ctrl-D or /quit exits\)\n> ")  # before any answer
         t.type(endless() + "\n")
         t.until(r"\n(?s:.{200})")
         t.type("\x03")
-        t.until(r"\[stopped \d+ tokens\]\n> ")
-        t.interrupt(r"Ctrl-D or /quit leaves\)\n> ")  # and after one
+        t.until(r"\[stopped after \d+ tokens\]\n> ")
+        t.interrupt(r"Ctrl-D or /quit exits\)\n> ")  # and after one
         t.type("\x04")
         t.until("\n")
         assert t.process.wait(PATIENCE) == 0
@@ -192,9 +194,9 @@ def test_smollm2_on_a_terminal(tmp_path: Path) -> None:
         t.type("Tell me a very long story about a cat.\n")
         t.until(r"\n(?s:.{80})")
         t.type("\x03")
-        t.until(r"\[stopped \d+ tokens\]")
+        t.until(r"\[stopped after \d+ tokens\]")
         t.until("> ")
         t.type("What is the capital of France? Answer in one word.\n")
-        assert "Paris" in t.until(r"of them reused.*\]\n> ")
+        assert "Paris" in t.until(r"from the cache.*\]\n> ")
         t.type("\x04")
         assert t.process.wait(PATIENCE) == 0

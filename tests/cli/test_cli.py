@@ -74,7 +74,7 @@ def test_version_is_that_of_the_package() -> None:
     ("args", "says"),
     [
         (["chekc"], "chekc"),
-        ([], "VERB"),
+        ([], "COMMAND"),
         (["check", "--strength", "4"], "4"),
         (["check", "--strength"], "--strength"),
         (["check", "--unknown"], "--unknown"),

@@ -128,13 +128,13 @@ def test_a_folder_that_is_taken_is_refused_before_anything_is_timed(tmp_path, ca
     (tmp_path / "study.json").write_text("{}")
     monkeypatch.setattr("vantage.compare.run._fit", lambda *args: pytest.fail("it was timed"))
     assert main(["compare", "--out", str(tmp_path)]) == 2
-    assert "holds an experiment already" in capsys.readouterr().err
+    assert "already holds an experiment" in capsys.readouterr().err
 
 
 def test_an_experiment_that_is_damaged_is_named(tmp_path, capsys):
     (tmp_path / "study.json").write_text('{"study"')
     assert main(["compare", "--resume", "--out", str(tmp_path)]) == 2
-    assert "there is no experiment in" in capsys.readouterr().err
+    assert "there is no experiment to continue in" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_is_one_line(capsys):

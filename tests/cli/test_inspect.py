@@ -58,7 +58,7 @@ def test_what_left_a_window_and_what_is_shared(tmp_path: Path, capsys: pytest.Ca
     assert (local["held"], local["evicted"], local["why"]) == ([[19, 29]], 19, "left the window")
     assert (wide["held"], wide["evicted"]) == ([[0, 29]], 0)
     assert main(["inspect", "cache", str(tmp_path / "ring")]) == 0
-    assert "holds 19..29 (11 tokens); 19 let go of: left the window" in capsys.readouterr().out
+    assert "holds 19..29 (11 tokens); 19 evicted: left the window" in capsys.readouterr().out
     paged = zoo.cache(zoo.model("plain"), "paged")
     with torch.no_grad():
         zoo.model("plain")  # another model: caches belong to the one that made them
@@ -78,7 +78,7 @@ def test_why_a_prefix_missed(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert said["here"] != said["there"]
     assert said["why"] == "they part at token 2"
     longer = as_json(capsys, "--model", str(folder), "--prompt", "the cat", "--against", "the cat said")["against"]
-    assert (longer["here"], longer["why"]) == (None, "the second goes on from the first")
+    assert (longer["here"], longer["why"]) == (None, "the second continues the first")
     same = as_json(capsys, "--model", str(folder), "--prompt", "the cat sat", "--against", "the cat sat")["against"]
     assert (same["common"], same["reused"], same["there"]) == (3, 2, None)
     assert "last token" in same["why"]
@@ -98,7 +98,7 @@ def test_why_a_prefix_missed_behind_a_window() -> None:
     from vantage.cli.inspect import _why
 
     said = parting(tok, tuple(zoo.tokens(30)[0].tolist()), other) | {"reused": row.match(other)}
-    assert "window had let go" in _why(said)
+    assert "window had evicted" in _why(said)
 
 
 @pytest.mark.parametrize(

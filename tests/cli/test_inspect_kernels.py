@@ -16,9 +16,9 @@ def test_what_each_layer_runs(tmp_path, capsys):
     assert main(["inspect", "kernels", str(tmp_path / "model"), "--context", "50000", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == (
         "self 0 to self 2: tiles\n"
-        "  sdpa: yields: it would form 5,000,000,000 numbers\n"
-        "  chosen: the chosen kernel reads keys that were chosen for each query, and none were\n"
-        "  reference: not needed: another one comes first\n"
+        "  sdpa: it would form 5,000,000,000 numbers\n"
+        "  chosen: the chosen kernel is for sparse attention, where each query has a list of keys\n"
+        "  reference: not needed: an earlier one accepts\n"
         "  blocks: not needed: nothing large is formed\n"
         "a step with a cache: modules\n"
         "  lowered: T5Table has no native form\n"

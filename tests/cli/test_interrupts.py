@@ -40,7 +40,7 @@ def test_train_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path) 
         until(lambda: (out / "log.jsonl").exists())
         t.type("\x03")
         t.until("stopping after this step")
-        t.until("go on with: vantage train")
+        t.until("continue with: vantage train")
         assert t.process.wait(PATIENCE) == 130
     assert len(steps(out / "checkpoints")) == 1
 
@@ -51,7 +51,7 @@ def test_compare_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path
     with terminal(["compare", *small, "--out", str(tmp_path / "out")], tmp_path, ignoring=BACKGROUND) as t:
         t.until(r"runs of [\d,]+ steps")
         t.type("\x03")
-        t.until("stopped; go on with: vantage compare --resume")
+        t.until("stopped; continue with: vantage compare --resume")
         assert t.process.wait(PATIENCE) == 130
 
 

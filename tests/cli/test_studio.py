@@ -87,7 +87,7 @@ def test_a_port_that_is_taken(monkeypatch, capsys):
         other.listen()
         monkeypatch.setattr(studio, "PORT", other.getsockname()[1])
         assert studio._port(None) == 0
-        assert "is taken, so another one is used" in capsys.readouterr().err
+        assert "is in use, so another one is used" in capsys.readouterr().err
         assert studio._port(9000) == 9000
     assert studio._port(None) == studio.PORT
 

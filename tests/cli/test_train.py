@@ -43,7 +43,7 @@ def test_a_run_goes_into_a_folder_of_its_name(settings: str, capsys: pytest.Capt
     shown = capsys.readouterr()
     done, ask = shown.out.splitlines()
     assert done == "done: 4 steps; the model is in runs/mine/model, the log in runs/mine"
-    assert ask.startswith("ask it: vantage generate runs/mine ")
+    assert ask.startswith("try it: vantage generate runs/mine ")
     assert "parameters; the run is in runs/mine" in shown.err
     assert "step 4: length 5: loss " in shown.err
     assert len(read_log("runs/mine")[0]) == 4
@@ -75,7 +75,7 @@ def test_list_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         (["loop.stesp=4"], "mean 'steps'"),
         (["loop.steps"], "KEY=VALUE"),
         (["model.width=15"], "15"),
-        (["--resume"], "there is no run in runs/mine to go on with"),
+        (["--resume"], "there is no run to continue in runs/mine"),
         (["--device", "abacus"], "abacus"),
         *([] if torch.cuda.is_available() else [(["--device", "cuda"], "no GPU")]),
     ],
@@ -103,12 +103,12 @@ def test_a_run_is_not_overwritten(settings: str, capsys: pytest.CaptureFixture[s
     assert main(["train", settings]) == 0
     capsys.readouterr()
     assert main(["train", settings]) == 2
-    assert "holds a run already: go on with it (--resume)" in capsys.readouterr().err
+    assert "already holds a run: continue it (--resume)" in capsys.readouterr().err
     assert main(["train", settings, "--resume", "seed=1"]) == 2
     assert "other settings" in capsys.readouterr().err
     assert main(["train", settings, "--resume", "loop.steps=5"]) == 0
     shown = capsys.readouterr()
-    assert "going on from step 3" in shown.err
+    assert "continuing from step 3" in shown.err
     assert [r.step for r in read_log("runs/mine")[0]] == [1, 2, 3, 4, 5]
 
 

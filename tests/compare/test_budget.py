@@ -210,7 +210,7 @@ def test_it_holds_on_a_machine_that_has_become_slower(slowdown: float, tmp_path:
     assert all(of == seeds[task, "none"] for (task, _), of in seeds.items())  # the same seeds of every entry
     page = write_report(tmp_path, report_metadata(fitted, tmp_path, results), results)
     assert f"The budget ended before all {fitted.seeds} seeds were trained." in page.read_text()
-    assert any("runs finished: --resume goes on" in note for note in notes.notes)
+    assert any("runs finished: --resume continues" in note for note in notes.notes)
 
 
 def test_what_a_budget_ended_is_gone_on_with(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ OWN: dict[str, Case] = {
     ),
     "a cache that rows share": Case(cache("shared rows"), "rows share a cache", "layer 0", "cached-steps"),
     "a cache that counts one too many": Case(
-        cache("counts one too many"), "the cache counts wrongly where the next token stands", "", "cached-counting"
+        cache("counts one too many"), "the cache computes the next token's position wrongly", "", "cached-counting"
     ),
     "a ring one too small": Case(
         cache("ring", "right ring", window=4),

@@ -146,7 +146,7 @@ def said_clearly(code: int, error: str) -> None:
     lines = [line for line in error.splitlines() if line.startswith("vantage: ")]
     assert len(lines) == 1
     assert "Traceback" not in error
-    assert "make room and go on with --resume" in lines[0]
+    assert "free some space and continue with --resume" in lines[0]
 
 
 @pytest.mark.sampled
@@ -212,8 +212,10 @@ def test_an_interrupt_saves_says_how_to_go_on_and_going_on_gives_the_same(settin
     at = steps(out / "checkpoints")
     assert len(at) == 1
     assert 3 <= at[0] < 60
-    assert f"saved after {at[0]} steps; go on with: vantage train {settings} save.every=0 --out {out} --resume" in said
-    words = shlex.split(said.partition("go on with: ")[2])
+    assert (
+        f"saved after {at[0]} steps; continue with: vantage train {settings} save.every=0 --out {out} --resume" in said
+    )
+    words = shlex.split(said.partition("continue with: ")[2])
     assert main(words[1:]) == 0
     same(tmp_path / "whole", out)
 
@@ -292,7 +294,7 @@ def test_a_rate_that_is_far_too_large_ends_with_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     last = error.splitlines()[-1]
     assert last.startswith("vantage: stopped at step ")
-    assert "Begin anew with a lower optimiser.lr" in last
+    assert "Start again with a lower optimiser.lr" in last
     assert "Traceback" not in error
     assert list((out / "bad").glob("*.safetensors"))
     for step in steps(out / "checkpoints"):

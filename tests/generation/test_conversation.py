@@ -17,6 +17,7 @@ from tests.generation.folder import CHATML, chat_model, tokenizer
 from vantage.checkpoints.pull import place
 from vantage.errors import BadInput, CacheError, CheckpointError
 from vantage.generation import Pick, Sampling, generate
+from vantage.generation.cached_sequence import CachedSequence
 from vantage.generation.constrain import regex
 from vantage.generation.conversation import Conversation, PastTurn
 from vantage.generation.speculate import Lookup
@@ -44,6 +45,20 @@ def alone(model: Model, messages: list[Any], most: int) -> list[int]:
 
 TAKES_BACK = ("contiguous", "paged", "quantised", vt.SinkCache(4, 16))
 GUESSED = [(kind, draft) for kind in TAKES_BACK for draft in (None, Lookup(shortest=1))]
+
+
+@torch.inference_mode()
+def test_a_long_message_is_read_in_chunks_and_has_logits_for_its_last_token_only(monkeypatch) -> None:
+    model = chat_model()
+    tokens = list(range(3, 14))
+    want = model(torch.tensor([tokens]))[0, -1]
+    monkeypatch.setattr("vantage.generation.cached_sequence.CHUNK", 4)
+    seen: list[int] = []
+    hook = model.head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
+    got = CachedSequence(model, model.new_cache()).feed(tokens)
+    hook.remove()
+    assert seen == [1]
+    torch.testing.assert_close(got[-1], want)
 
 
 @pytest.mark.parametrize(("kind", "draft"), [*GUESSED, (vt.HeavyHitterCache(8, 8), None)], ids=repr)

@@ -97,6 +97,17 @@ def test_heads_that_see_both_sides() -> None:
     assert facts["uniform"]["positional"] > 0.93
 
 
+def test_an_atlas_is_printed_with_its_clearest_heads() -> None:
+    found = atlas(model(), tokens(20), thresholds=Thresholds(first=0.0))
+    first, *lines = str(found).splitlines()
+    assert first == found.summary
+    assert repr(found) == f"Atlas({found.summary})"
+    sinks = next(line for line in lines if line.split()[0] == "first")
+    best = found.of("first")[0]
+    assert f" {best.layer}.{best.head} ({best.measures['first']:.2f})" in sinks
+    assert sinks.endswith(", …") == (len(found.of("first")) > 5)
+
+
 def test_an_atlas_of_every_kind_of_model() -> None:
     found = atlas(model(), tokens(30))
     assert len(found.heads) == 8

@@ -293,7 +293,7 @@ def test_too_much_is_refused_before_it_is_kept() -> None:
         vt.capture(model(), tokens(N), limit=100)
     with pytest.raises(BadInput, match=r"model\.eval"), capturing(vt.build(model().spec).train()):
         pass
-    with pytest.raises(BadInput, match="Linear is no transformer of ours"):
+    with pytest.raises(BadInput, match="Linear is not a Vantage transformer"):
         vt.capture(torch.nn.Linear(2, 2), [1])  # pyright: ignore[reportArgumentType]
 
 

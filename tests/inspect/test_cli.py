@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.running import exit_code
 from tests.generation.folder import chat_folder, chat_model
+from vantage.cli.inspect_attention import _cell
 from vantage.cli.inspect_cost import parse_scaling
 from vantage.cli.main import main
 from vantage.errors import BadInput
@@ -33,6 +34,21 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> str:
 def as_json(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
     assert main(["inspect", *args, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1440.0, "1,440"),
+        (16384.0, "16,384"),
+        (0.0459, "0.0459"),
+        (999.4, "999"),
+        (2.5e7, "2.500e+07"),
+        (12345, "12,345"),
+    ],
+)
+def test_numbers_of_a_table_are_read_without_powers_of_ten_below_a_million(value: float, shown: str) -> None:
+    assert _cell(value) == shown
 
 
 def test_attention(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +87,7 @@ def test_atlas(folder: str, book: str, tmp_path: Path, capsys: pytest.CaptureFix
     out = str(tmp_path / "a.svg")
     assert main(["inspect", "atlas", folder, "--file", book, "--longest", "20", "--all", "--once", "--out", out]) == 0
     shown = capsys.readouterr().out
-    assert "Atlas(8 heads on 20 tokens" in shown
+    assert "8 heads on 20 tokens: " in shown
     assert "self 1.3" in shown
     assert "induction 0.3" in shown  # the thresholds are stated
 

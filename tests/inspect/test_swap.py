@@ -215,7 +215,7 @@ def test_what_is_no_such_thing_is_refused(wrong: dict[str, object]) -> None:
 
 
 def test_a_model_that_is_none_and_factors_that_are_no_numbers() -> None:
-    with pytest.raises(BadInput, match="'smollm2' is no transformer of ours"):
+    with pytest.raises(BadInput, match="'smollm2' is not a Vantage transformer"):
         vt.swap("smollm2", "rope")  # pyright: ignore[reportArgumentType]
     for value in (float("nan"), float("inf")):
         for make in (vt.scaling.Linear, lambda n: vt.scaling.YaRN(n, 64), lambda n: vt.Rope(base=n)):

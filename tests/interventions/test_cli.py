@@ -75,7 +75,7 @@ def test_ablate(folder: str, book: str, tmp_path: Path, capsys: pytest.CaptureFi
     args = ["ablate", folder, "--text", CLEAN, "--activation", "feed_forward", "--layers", "1", "--positions", "0-2"]
     assert main(["inspect", *args, "--out", str(tmp_path / "a.svg")]) == 0
     shown = capsys.readouterr()
-    assert "ablation (zero) of feed_forward by positions" in shown.out
+    assert "zero ablation of feed_forward by positions" in shown.out
     assert shown.out.count("\n") == 5  # a title, a header and three positions
 
 

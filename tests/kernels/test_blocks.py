@@ -268,7 +268,7 @@ def test_what_the_chosen_kernel_refuses():
     q, k = normal(1, 2, 9, 4, seed=1), normal(1, 1, 9, 4, seed=2)
     pos, kernel = Positions.arange(1, 9), ChosenKeysKernel()
     view, plain = View(k, k, pos), Need(Causal(), 0.5)
-    assert "none were" in (kernel.refuses(plain, q, view) or "")
+    assert "sparse attention" in (kernel.refuses(plain, q, view) or "")
     need = replace(plain, bias=ChosenKeys(torch.zeros(1, 9, 1, dtype=torch.long), None).bias(pos.against(pos), 2, F64))
     assert kernel.refuses(need, q, view) is None
     for asked, words in (

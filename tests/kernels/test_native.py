@@ -195,6 +195,15 @@ def test_products_equal_the_unpacked_weights(kind: str, outputs: int, count: int
     assert ((got - want).abs() <= allowed).all()
 
 
+@needs_compiler
+@pytest.mark.parametrize("kind", ["Q4_1", "F16"])
+def test_a_product_of_no_rows_is_empty(kind: str):
+    """A long prompt's earlier chunks ask for no logits. The native code divided by the number of rows."""
+    weight = packed(kind, 40, inputs_of(kind, 2))
+    got = PackedLinear(PackedWeight(weight))(torch.randn(1, 0, inputs_of(kind, 2)))
+    assert got.shape == (1, 0, 40)
+
+
 def rounding(x: Tensor, weight: Tensor) -> Tensor:
     """The most that 16 bits for each block of 32 activations can change, (m, outputs): half a step of every one."""
     steps = x.double().unflatten(1, (-1, 32)).abs().amax(2) / 32767

@@ -169,7 +169,7 @@ def test_auto_takes_the_first_that_does_not_refuse():
 def test_a_named_kernel_runs_or_says_why_not():
     c = call()
     assert chooser("flex")(c.need, c.q, c.view) is kernel_named("flex")
-    with pytest.raises(Refused, match="'sdpa' was asked for, but sdpa has no softcap; use kernel='auto'"):
+    with pytest.raises(Refused, match="'sdpa' was requested, but sdpa has no softcap; use kernel='auto'"):
         chooser("sdpa")(replace(c.need, softcap=1.0), c.q, c.view)
 
 
@@ -185,7 +185,7 @@ def test_a_kernel_of_ones_own():
 
     c, mine = call(), Mine()
     assert chooser(mine)(c.need, c.q, c.view) is mine
-    with pytest.raises(Refused, match="'mine' was asked for, but it is tired"):
+    with pytest.raises(Refused, match="'mine' was requested, but it is tired"):
         chooser(mine)(replace(c.need, lse=True), c.q, c.view)
 
 

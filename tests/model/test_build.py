@@ -252,7 +252,7 @@ def test_the_kernel_can_be_changed_at_any_time():
     model.kernel = "sdpa"
     assert model.kernel == "sdpa"
     with pytest.raises(
-        Refused, match="'sdpa' was asked for, but sdpa has softmax alone, not Argmax; use kernel='auto'"
+        Refused, match="'sdpa' was requested, but sdpa has softmax alone, not Argmax; use kernel='auto'"
     ):
         model(TOKENS)
     model.kernel = "reference"

@@ -70,7 +70,7 @@ def test_types_that_cannot_be(types, says):
 
 
 def test_a_model_without_types_refuses_them():
-    with pytest.raises(BadInput, match="knows no token types: leave types out"):
+    with pytest.raises(BadInput, match="has no token types: leave types out"):
         model_with(0)(TOKENS, types=TYPES)
 
 

@@ -295,7 +295,7 @@ def test_what_is_refused_says_why(tiny):
     with tiny.http() as http:
         for body, status, said in (
             (say("the cat " * 2100), 400, "context is 4,096"),
-            (say("a", conversation="0" * 16), 404, "not here any more"),
+            (say("a", conversation="0" * 16), 404, "no longer exists"),
             (say("a", conversation="../x"), 400, "conversation"),
             (say("a", model="none"), 404, "no model"),
             (say("a", watch={"attention": {"layer": 99}}), 400, "no layer 99"),

@@ -135,7 +135,7 @@ def test_events_of_what_does_not_run_any_more(http: httpx.Client) -> None:
     assert done[-1][1]["short"][0].startswith("ordering: beyond the training length “alibi” has the best mean")
     half = heard(http, HALF)
     assert [name for name, _ in half] == ["curve", "progress", "error"]
-    assert "it can be gone on with" in half[-1][1]["message"]
+    assert "it can be continued" in half[-1][1]["message"]
     assert sum(row["runs"] for row in of(half, "progress")[0]["rows"]) == 3
 
 

@@ -125,7 +125,7 @@ def test_rope_wavelengths_stand_against_the_context(http: httpx.Client) -> None:
     assert panel["lines"][0]["y"] == pytest.approx(expected)
     assert panel["marks"] == [["the context", 100.0]]
     slow = sum(length > 100 for length in expected)
-    assert f"{slow} of 8 turn less than once" in found["wavelengths"]["caption"]
+    assert f"{slow} of 8 make less than one turn" in found["wavelengths"]["caption"]
     decay = lines(found["decay"])["all ones"]
     direct = [sum(2 * math.cos(d * 500.0 ** (-2 * k / 16)) for k in range(8)) / 4 for d in range(100)]
     assert decay == pytest.approx(direct, abs=1e-9)
@@ -145,7 +145,7 @@ def test_what_a_scaling_does_to_each_band(
     http: httpx.Client, name: str, values: dict[str, Any], fastest: float, slowest: float
 ) -> None:
     found = shown(http, name, values=values, length=256, width=64, heads=2)
-    slowed = lines(found["bands"])["slowed by"]
+    slowed = lines(found["bands"])["slow-down"]
     assert slowed[0] == pytest.approx(fastest)
     assert slowed[-1] == pytest.approx(slowest)
     assert len(slowed) == (8 if name == "rope-proportional" else 16)
@@ -157,8 +157,8 @@ def test_what_a_scaling_does_to_each_band(
 def test_dynamic_ntk_looks_at_the_length(http: httpx.Client) -> None:
     within = shown(http, "rope-ntk", values={"original": 128}, length=128)
     beyond = shown(http, "rope-ntk", values={"original": 128}, length=512)
-    assert set(lines(within["bands"])["slowed by"]) == {1.0}
-    assert lines(beyond["bands"])["slowed by"][-1] > 2.0
+    assert set(lines(within["bands"])["slow-down"]) == {1.0}
+    assert lines(beyond["bands"])["slow-down"][-1] > 2.0
 
 
 def test_t5_has_buckets(http: httpx.Client) -> None:

@@ -167,7 +167,7 @@ def test_a_study_that_fails_says_so(studio: Running, monkeypatch: pytest.MonkeyP
     events = studio.events("/studies/A2", {})
     assert [name for name, _ in events] == ["progress", "progress", "error"]
     assert "secret" not in events[-1][1]["message"]
-    assert "log says why" in events[-1][1]["message"]
+    assert "server's log" in events[-1][1]["message"]
 
 
 # ---- exercises

@@ -52,7 +52,9 @@ def as_json(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> An
 def test_the_list(capsys) -> None:
     assert main(["study", "list"]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines() if line[:1] in "APTKI"] == list(registry.tags())
+    assert [line.split()[0] for line in shown.splitlines() if line and line[0] in "APTKI"] == list(registry.tags())
+    assert "\nS4   Attention exploration" in shown  # what the sources are
+    assert "\nS13  H2O" in shown
     assert "trains" in shown
     assert "needs smollm2" in shown
     told = as_json(capsys, "list")
@@ -63,7 +65,7 @@ def test_the_list(capsys) -> None:
 def test_one_is_run_and_shown(capsys) -> None:
     assert main(["study", "run", "k3"]) == 0
     shown = capsys.readouterr().out
-    for part in ("K3 Three tokens", "The document says", "What we found", "k2, number 2", "10", "agrees", "first = 5"):
+    for part in ("K3 Three tokens", "Claim", "Result", "k2, number 2", "10", "agrees", "first = 5"):
         assert part in shown
 
 
@@ -99,7 +101,7 @@ def test_figures_and_a_report_are_written(tmp_path: Path, capsys) -> None:
         (["run", "K3", "--report", "/dev/null/there"], "no report can be written"),
         (["exercise", "A77"], "no exercise is called 'A77'"),
         (["exercise", "--answer"], "name an exercise"),
-        (["grade", "/nowhere/a2.py"], "is no file"),
+        (["grade", "/nowhere/a2.py"], "is not a file"),
         (["grade", "pyproject.toml", "--seconds", "0"], "above 0"),
         (["nonsense"], "nonsense"),
         ([], "WHAT"),
@@ -177,7 +179,7 @@ def test_work_is_never_written_over(tmp_path: Path, capsys) -> None:
     assert main(["study", "exercise", "K3", "--out", str(mine)]) == 0
     assert f"vantage study grade {mine}" in capsys.readouterr().out
     mine.write_text("my work")
-    assert "may be your work" in refused(capsys, "exercise", "K3", "--out", str(mine))
+    assert "already exists" in refused(capsys, "exercise", "K3", "--out", str(mine))
     assert mine.read_text() == "my work"
     assert "cannot be written" in refused(capsys, "exercise", "K3", "--out", str(tmp_path / "no" / "k3.py"))
 

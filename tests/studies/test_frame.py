@@ -11,6 +11,7 @@ import sys
 import types
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,8 +30,10 @@ from vantage.studies import registry
 from vantage.studies.runner import conduct, describe_number, format_value
 from vantage.studies.shared.findings import compared, conclude, held, interval, judged, more_in_pairs
 from vantage.studies.shared.models import smollm2
+from vantage.studies.sources import SOURCES
 from vantage.studies.study import Number, Parameter
 
+ROOT = Path(__file__).parents[2]
 LAST = {"A": 17, "P": 16, "T": 4, "K": 7, "I": 3}
 OF_PAPERS = ("P15", "P16", "K7")
 DOCUMENTED = [f"{letter}{n}" for letter, last in LAST.items() for n in range(1, last + 1)]
@@ -42,6 +45,17 @@ def test_there_is_a_study_for_every_tag_of_the_documents_in_their_order() -> Non
     assert list(registry.tags()) == DOCUMENTED
     assert list(vt.studies.studies()) == DOCUMENTED
     assert [one.tag for one in vt.studies.list()] == DOCUMENTED
+
+
+def test_every_source_is_named_where_its_number_is_read() -> None:
+    """On the page of studies, in the studio's terms, and in README how many studies there are."""
+    used = {source for one in vt.studies.list() for source in one.sources}
+    assert used == set(SOURCES)
+    page, terms = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/studies.md", "web/src/terms.ts"))
+    for name, title in SOURCES.items():
+        assert f"| {name} | {title} |" in page
+        assert f'{name}: "{title}"' in terms
+    assert f"There are {len(DOCUMENTED)} studies" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("tag", DOCUMENTED)

@@ -99,7 +99,7 @@ def test_the_command_line_says_how_to_ask(tmp_path: Path, capsys: pytest.Capture
     settings.write_text('[model]\nis="decoder"\nwidth=16\nlayers=1\nheads=2\n[data]\nis="task"\ntask="lookup"\n')
     assert main(["train", str(settings), "loop.steps=2", "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[1].startswith(f"ask it: vantage generate {tmp_path / 'a'} 'k")
+    assert said[1].startswith(f"try it: vantage generate {tmp_path / 'a'} 'k")
     assert main(["generate", str(tmp_path / "a"), said[1].split("'")[1], "--max-tokens", "2"]) == 0
 
 

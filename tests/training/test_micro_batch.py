@@ -154,7 +154,7 @@ def test_when_memory_runs_out_the_pieces_are_halved(tmp_path: Path) -> None:
 
     done = run("auto", "auto")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "out of memory with 64 rows at a time: going on with 32" in done.stdout
+    assert "out of memory with 64 rows at a time: continuing with 32" in done.stdout
     data = {"is": "task", "task": "copy", "lengths": [200, 200], "test_lengths": [4], "test_examples": 2}
     go(tmp_path / "whole", tiny(model={"width": 64}, data=data, loop={"batch": 64, "steps": 2}))
     assert losses(tmp_path / "auto") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)

@@ -327,7 +327,7 @@ def test_a_run_on_own_data_goes_on_to_the_bit(tmp_path: Path) -> None:
         vt.train(SPEC, ROWS[:-1], out=tmp_path / "list", resume=True, **SHORT | {"steps": 8})
     with pytest.raises(BadInput, match="run on other data"):
         vt.train(SPEC, [*ROWS[:-1], [1, 2, 3]], out=tmp_path / "list", resume=True, **SHORT | {"steps": 8})
-    with pytest.raises(BadInput, match="from Python: go on with it there"):
+    with pytest.raises(BadInput, match="from Python: continue it there"):
         vt.train(resume=tmp_path / "list")
 
 

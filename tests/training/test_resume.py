@@ -108,7 +108,7 @@ def test_data_that_have_changed_are_refused_and_moved_ones_are_not(tmp_path: Pat
 
 def test_a_folder_that_holds_a_run_is_refused_without_resume_and_one_that_does_not_with_it(tmp_path: Path) -> None:
     go(tmp_path / "run", tiny(), stop=2)
-    with pytest.raises(BadInput, match="holds a run already: go on with it"):
+    with pytest.raises(BadInput, match="already holds a run: continue it"):
         go(tmp_path / "run", tiny())
     with pytest.raises(BadInput, match="there is no run"):
         go(tmp_path / "none", tiny(), resume=True)

@@ -137,7 +137,7 @@ ENTRY = Entry(
     "mamba-2",
     Mamba2,
     "Mamba-2",
-    "A state for each head that fades and takes in token after token: its cache has the same size at any length.",
+    "A decaying state per head, updated token by token: its cache has a fixed size.",
     variants={"mamba-2": lambda size: Mamba2(size.heads, size.norm, head_dim=6, state_dim=5, groups=size.heads // 2)},
     compared=False,
 )

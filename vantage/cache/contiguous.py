@@ -100,8 +100,8 @@ class Contiguous(Ledger):
         if self._capacity is not None and end > self._capacity:
             held = self._state.n
             raise CacheError(
-                f"this cache is full: it has {self._capacity} places, holds {held} and {end - held} more were wanted; "
-                f"make it with capacity={end} or more, or capacity=None to grow"
+                f"this cache is full: it has {self._capacity} places, holds {held} and {end - held} more are needed; "
+                f"create it with capacity={end} or more, or capacity=None to grow"
             )
         return self._places if end <= self._places else max(MIN_CAPACITY, 2 * self._places, end)
 

@@ -74,7 +74,7 @@ class Pool:
         if blocks > self._free and not self.grows:
             raise CacheError(
                 f"out of blocks: the pool has {self.blocks} of {self.block} tokens, {self._free} are free and "
-                f"{blocks} were wanted; free or crop a cache, or make the pool larger (capacity)"
+                f"{blocks} are needed; free or crop a cache, or make the pool larger (capacity)"
             )
         if blocks > self._free:
             self._grow(max(blocks - self._free, self.blocks))

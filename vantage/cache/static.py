@@ -91,7 +91,7 @@ class Static(FixedSizeLedger):
         if max(held) > self._size:
             raise CacheError(
                 f"this cache is full: it has {self._size} places, holds {max(self._state.held)} and {max(counts)} more "
-                f"were wanted; make it with capacity={max(held)} or more"
+                f"are needed; create it with capacity={max(held)} or more"
             )
         return held
 

@@ -55,4 +55,4 @@ def base_of(adapter: Path) -> Path:
     try:
         return find(base)
     except BadInput as e:
-        raise CheckpointError(f"{adapter} holds an adapter for a model that is not here: {e}. Or {how}") from e
+        raise CheckpointError(f"{adapter} holds an adapter whose base model is missing: {e}. Or {how}") from e

@@ -135,7 +135,7 @@ def check_gguf(path: str | Path, type: str, *, overwrite: bool = False) -> None:
         raise BadInput(f"{path}: the name of a GGUF file ends in .gguf")
     if path.is_dir() or (path.exists() and not overwrite):
         raise BadInput(
-            f"{path} is there already: choose another name, or say overwrite=True (vantage convert: --overwrite)"
+            f"{path} already exists: choose another name, or pass overwrite=True (vantage convert: --overwrite)"
         )
 
 

@@ -74,7 +74,7 @@ def missing(path: Path, name: str, *, path_like: bool) -> str:
             f"or a name to pull ({', '.join(KNOWN)}, or a Hugging Face id)"
         )
     if not path.parent.is_dir():
-        ids = ". A model of Hugging Face is brought before it is used: `vantage pull OWNER/NAME`"
+        ids = ". Download a model from Hugging Face first: `vantage pull OWNER/NAME`"
         return f"{name} does not exist: there is no folder {path.parent}{ids if is_name(name) else ''}"
     names, where = _names_in(path.parent), "This folder" if path.parent == Path() else path.parent
     near = nearest(path.name, names)
@@ -249,7 +249,7 @@ def _from_hub(name: str, ready: Path) -> None:
         hub.snapshot_download(repository, local_dir=ready, allow_patterns=wanted)
     except Exception as e:  # its errors come from three libraries: whatever it is, the model did not come
         why = (str(e).strip() or repr(e)).splitlines()[0]
-        raise PullError(f"{repository} could not be brought from Hugging Face: {why}") from e
+        raise PullError(f"{repository} could not be downloaded from Hugging Face: {why}") from e
     shutil.rmtree(ready / ".cache", ignore_errors=True)  # the hub's notes on what it fetched
     if not any(path.suffix in (".gguf", ".safetensors") for path in ready.rglob("*")):
         raise PullError(f"{repository} holds no safetensors: for a GGUF file say {repository}:FILE.gguf")

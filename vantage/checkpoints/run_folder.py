@@ -39,7 +39,7 @@ def model_folder(path: Path) -> Path:
     last = last_checkpoint(path / BEST) or last_checkpoint(path / CHECKPOINTS)
     if last is None:
         raise CheckpointError(
-            f"{path} is a run that has saved nothing yet: wait for its first checkpoint (save.every), or go on with it "
+            f"{path} is a run that has saved nothing yet: wait for its first checkpoint (save.every), or continue it "
             "(`vantage train … --resume`)"
         )
     return last
@@ -137,4 +137,4 @@ def _state(here: Path, step: int | None) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _damaged(here: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"{here} is damaged: {why}. Remove that folder to go on from the checkpoint before it")
+    return CheckpointError(f"{here} is damaged: {why}. Remove that folder to continue from the checkpoint before it")

@@ -24,19 +24,19 @@ examples:
   vantage chat                                        # with smollm2
   vantage chat ./my-model --system "Answer briefly."
   vantage chat --temperature 0.7 --seed 1 --stats
-  vantage chat --adapter runs/tuned                   # what was trained on top of it
-  vantage chat --load talk.vantage                    # go on where /save left off
+  vantage chat --adapter runs/tuned                   # with a LoRA adapter
+  vantage chat --load talk.vantage                    # continue a saved conversation
   echo "Why is the sky blue?" | vantage chat          # one answer for each line
 
-Ctrl-C stops an answer and keeps the conversation; Ctrl-D leaves.
+Ctrl-C stops an answer and keeps the conversation; Ctrl-D exits.
 """
 HELP = """\
-/reset        forget the conversation, but for the system message
+/reset        start over, keeping the system message
 /save FILE    write the conversation and its cache
-/load FILE    go on with a saved one; it must be of this model
-/stats        what the conversation holds, and what the last answer took
-/help         this
-/quit         leave (or Ctrl-D)
+/load FILE    continue a saved conversation of the same model
+/stats        size of the conversation, and timing of the last answer
+/help         show this list
+/quit         exit (or Ctrl-D)
 Anything else is sent to the model. Ctrl-C stops its answer."""
 HISTORY = 1000  # lines that are remembered between sessions
 
@@ -44,28 +44,32 @@ HISTORY = 1000  # lines that are remembered between sessions
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "chat",
-        help="talk with a model",
-        description="Talk with a model. Its keys and values are kept, so a new turn computes its new tokens only.",
+        help="chat with a model",
+        description="Chat with a model. Keys and values are cached, so each turn computes only its new tokens.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
-    parser.add_argument("--system", metavar="TEXT", help="the instructions before the conversation")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
-        "--max-tokens", type=at_least(1), default=512, metavar="N", help="of an answer, at most; default: %(default)s"
+        "--max-tokens",
+        type=at_least(1),
+        default=512,
+        metavar="N",
+        help="maximum length of an answer; default: %(default)s",
     )
     add_sampling(parser)
     add_dtype(parser)
     add_device(parser)
     add_max_memory(parser)
     add_adapter(parser)
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; repeatable")
     add_cache_kind(parser, "--cache")
     parser.add_argument(
-        "--lookup", action="store_true", help="guess from the text so far: faster where an answer repeats it"
+        "--lookup", action="store_true", help="prompt-lookup speculative decoding: faster on repetitive text"
     )
-    parser.add_argument("--load", metavar="FILE", help="go on with a conversation that /save wrote")
-    parser.add_argument("--stats", action="store_true", help="after each answer, print what it took")
+    parser.add_argument("--load", metavar="FILE", help="continue a conversation that /save wrote")
+    parser.add_argument("--stats", action="store_true", help="print token counts and timings after each answer")
     parser.set_defaults(run=run)
 
 
@@ -94,15 +98,15 @@ def check_chat_model(source: str, model: Any) -> None:
     """Refuse a model that cannot converse, before anybody has typed."""
     from vantage.errors import BadInput
 
-    instead = f'`vantage generate {shlex.quote(source)} "Once upon a time"` goes on from a text'
+    instead = f'`vantage generate {shlex.quote(source)} "Once upon a time"` continues a text'
     if model.tokenizer is None:
-        raise BadInput(f"{source} has no tokenizer, so one cannot talk with it")
+        raise BadInput(f"{source} has no tokenizer, so it cannot chat")
     if model.encoder is not None:
-        raise BadInput(f"{source} is an encoder-decoder, which reads a source and cannot converse: {instead}")
+        raise BadInput(f"{source} is an encoder-decoder, which cannot chat: {instead}")
     if model.tokenizer.template is None:
         raise BadInput(
             f"{source} has no chat template: it was not tuned for conversations, or its tokenizer_config.json lost it. "
-            f"{instead}; `vantage chat {DEFAULT}` talks with one that can"
+            f"{instead}; `vantage chat {DEFAULT}` uses a model that can"
         )
 
 
@@ -137,7 +141,7 @@ class Chat:
     def talk(self) -> None:
         """Read and answer until there is nothing more to read."""
         if self._asking:
-            print("Ctrl-C stops an answer, Ctrl-D leaves, /help says more.")
+            print("Ctrl-C stops an answer, Ctrl-D exits, /help lists the commands.")
         for line in self._lines():
             verb, _, rest = line.partition(" ")
             if verb in ("/quit", "/exit"):
@@ -148,7 +152,7 @@ class Chat:
                 elif verb in self._verbs:
                     self._verbs[verb](rest.strip())
                 else:
-                    print(f"there is no {verb}: /help lists what there is")
+                    print(f"unknown command {verb}: /help lists the commands")
             except VantageError as error:  # the conversation goes on
                 self.refused = True
                 print(f"vantage: {error}", file=sys.stderr)
@@ -162,7 +166,7 @@ class Chat:
                     print()
                 return
             except KeyboardInterrupt:  # while typing: the line is given up
-                print("\n(Ctrl-D or /quit leaves)")
+                print("\n(Ctrl-D or /quit exits)")
                 continue
             if line:
                 yield line
@@ -183,17 +187,17 @@ class Chat:
     def _cut(self, turn: Answer) -> str:
         """Why an answer is not whole."""
         if turn.finish_reason == "stopped":
-            return f"stopped {len(turn.picks)} tokens"
+            return f"stopped after {len(turn.picks)} tokens"
         context = self._model.context_length
         full = context is not None and turn.prompt + len(turn.picks) >= context
-        why = f": the model's context of {context:,} tokens is full, and /reset begins anew" if full else ""
+        why = f": the model's context of {context:,} tokens is full, /reset starts over" if full else ""
         return f"cut off after {len(turn.picks)} tokens{why}"
 
     # ---- verbs
 
     def _reset(self, _: str) -> None:
         self._conversation.reset()
-        print("forgotten")
+        print("started over")
 
     def _save(self, path: str) -> None:
         if not path:
@@ -217,7 +221,7 @@ class Chat:
     def _show_stats(self, _: str) -> None:
         talk = self._conversation
         print(f"messages  {len(talk.messages)}")
-        print(f"held      {len(talk.tokens):,} tokens, {talk.cache.bytes:,} bytes")
+        print(f"cache     {len(talk.tokens):,} tokens, {talk.cache.bytes:,} bytes")
         if talk.turns:
             print(f"answer    {describe_turn(talk.turns[-1])}")
 
@@ -226,12 +230,12 @@ def describe_turn(turn: Answer) -> str:
     """What an answer took, in a line."""
     after = turn.seconds - turn.to_first
     speed = f", {(len(turn.picks) - 1) / after:.1f} tokens/s" if after > 0 and len(turn.picks) > 1 else ""
-    again = f", {turn.recomputed} computed again" if turn.recomputed else ""
-    guessed = f", {turn.accepted} of {turn.proposed} guesses right" if turn.proposed else ""
+    again = f", {turn.recomputed} recomputed" if turn.recomputed else ""
+    guessed = f", {turn.accepted} of {turn.proposed} draft tokens accepted" if turn.proposed else ""
     return (
-        f"{turn.prompt} tokens read, {turn.reused} of them reused{again}; "
+        f"{turn.prompt} tokens read, {turn.reused} from the cache{again}; "
         f"{len(turn.picks)} generated in {turn.calls} passes"
-        f"{guessed}; first after {1e3 * turn.to_first:.0f} ms{speed}; seed {turn.seed}"
+        f"{guessed}; first token after {1e3 * turn.to_first:.0f} ms{speed}; seed {turn.seed}"
     )
 
 

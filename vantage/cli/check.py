@@ -24,7 +24,7 @@ examples:
                                        # the same cells through kernels that need one
   vantage check --json > matrix.json   # for a program to read
 
-exit code: 0 when every cell holds, 1 when one fails, 2 for bad input
+exit code: 0 if every cell passes, 1 if one fails, 2 for bad input
 """
 
 LOG_WIDTH = 160
@@ -49,12 +49,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="cover every pair (2) or every triple (3) of parts; default: %(default)s",
     )
     parser.add_argument("--filter", metavar="TEXT", default="", help="only the cells whose name contains TEXT")
-    parser.add_argument("--device", default="cpu", help="where the parts run; the reference stays on the host")
+    parser.add_argument("--device", default="cpu", help="device to test; the reference always runs on the CPU")
     parser.add_argument(
         "--kernels",
         nargs="+",
         metavar="NAME",
-        help="every pair through these kernels (auto: what runs by itself), and what they refuse",
+        help="test these kernels on every pair (auto: the one selected by default), and list what they refuse",
     )
     parser.add_argument(
         "--dtype",
@@ -62,7 +62,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default="float32",
         help="with --kernels; default: %(default)s",
     )
-    parser.add_argument("--share", default="1/1", metavar="I/N", help="with --kernels: one part of N")
+    parser.add_argument("--share", default="1/1", metavar="I/N", help="with --kernels: only the I-th of N equal parts")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 

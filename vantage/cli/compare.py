@@ -1,4 +1,4 @@
-"""``vantage compare``: which encoding holds beyond the training length?"""
+"""``vantage compare``: which encoding works beyond the training length?"""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ examples:
   vantage compare --tasks passkey multi-needle lookup --train-length 40 --budget 30m
   vantage compare --tasks text --text book.txt --train-length 64 --budget 30m      # train short, read long
   vantage compare --attention multi-head grouped-query multi-query --positions rope --equal parameters
-  vantage compare --published length-generalization --scale small                  # beside the paper's numbers
+  vantage compare --published length-generalization --scale small                  # next to the paper's numbers
   vantage compare --published alibi --scale tiny --text book.txt
   vantage compare --extend smollm2 --text book.txt --context 256 --times 1 2 4 --lora-steps 50
   vantage compare --extend ./my-model --text book.txt --device cuda --lora-steps 400
   vantage compare my-experiment.toml --out reports/mine
-  vantage compare --resume                            # go on after any interruption
-  vantage compare --on ray://head.example.org         # on a Ray cluster, which `--on ray` starts on this machine
+  vantage compare --resume                            # continue after an interruption
+  vantage compare --on ray://head.example.org         # on a Ray cluster; `--on ray` starts one here
 
-Writes a folder: one self-contained page (index.html), scores.csv, verdicts.csv, report.json, and runs.jsonl, which
-grows as runs finish.
+Writes a folder with a self-contained page (index.html), scores.csv, verdicts.csv, report.json, and runs.jsonl with a
+line for each finished run.
 """
 DEFAULT_BUDGET = "14m"
 FIELDS = (
@@ -49,16 +49,19 @@ SHAPE = ("width", "layers", "heads")
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "compare",
-        help="which encoding holds beyond the training length?",
-        description="Train small models that differ in one part, on the same data, and test them beyond their lengths.",
+        help="which encoding works beyond the training length?",
+        description="Train small models that differ in one part on the same data, and test them on longer sequences "
+        "than they saw.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", nargs="?", metavar="EXPERIMENT", help="a TOML file; flags change what it says")
+    parser.add_argument("file", nargs="?", metavar="EXPERIMENT", help="a TOML file; flags override it")
     parser.add_argument(
-        "--tasks", nargs="+", metavar="TASK", help="see docs/tasks.md, or text; default: copy reverse sort"
+        "--tasks", nargs="+", metavar="TASK", help="names from docs/tasks.md, or text; default: copy sort"
     )
-    parser.add_argument("--positions", nargs="+", metavar="NAME", help="encodings, or all, or plain (no random ones)")
+    parser.add_argument(
+        "--positions", nargs="+", metavar="NAME", help="encodings; all; or plain (all without randomised positions)"
+    )
     parser.add_argument(
         "--attention",
         nargs="+",
@@ -66,27 +69,33 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="multi-head, multi-query, grouped-query, entmax, …",
     )
     _add_runs(parser)
-    parser.add_argument("--width", type=at_least(1), metavar="N", help="of the models; default: 64")
-    parser.add_argument("--layers", type=at_least(1), metavar="N", help="default: 2")
-    parser.add_argument("--heads", type=at_least(1), metavar="N", help="default: 4")
-    parser.add_argument("--equal", metavar="WHAT", help="compute (default), or parameters: by feed-forward widths")
+    parser.add_argument("--width", type=at_least(1), metavar="N", help="model width; default: 64")
+    parser.add_argument("--layers", type=at_least(1), metavar="N", help="layers; default: 2")
+    parser.add_argument("--heads", type=at_least(1), metavar="N", help="attention heads; default: 4")
+    parser.add_argument(
+        "--equal",
+        metavar="WHAT",
+        help="what the models have in common: compute (default), or parameters, by adjusting the feed-forward width",
+    )
     parser.add_argument(
         "--budget",
         metavar="TIME",
-        help="such as 90s, 30m or 2h, for all of it: fewer steps and seeds if need be; default: 14m",
+        help="total time, such as 90s, 30m or 2h; steps and seeds are reduced to fit; default: 14m",
     )
-    parser.add_argument("--out", metavar="FOLDER", default="comparison", help="default: %(default)s")
-    parser.add_argument("--resume", action="store_true", help="go on with the experiment in that folder")
-    parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda where there is one")
-    parser.add_argument("--workers", type=at_least(1), metavar="N", help="processes; default: one for each core")
+    parser.add_argument(
+        "--out", metavar="FOLDER", default="comparison", help="folder for the results; default: %(default)s"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the experiment in that folder")
+    parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda if there is a GPU")
+    parser.add_argument("--workers", type=at_least(1), metavar="N", help="number of processes; default: one per core")
     parser.add_argument("--on", metavar="WHERE", help="ray, or ray://HOST:PORT: train on the machines of a Ray cluster")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    papers = parser.add_argument_group("a paper's set-up, with its numbers beside")
+    papers = parser.add_argument_group("repeat a paper's set-up and show its numbers next to ours")
     papers.add_argument(
         "--published",
         nargs="+",
         metavar="PAPER",
-        help="alibi, length-generalization or randomized; any more only stand beside",
+        help="alibi, length-generalization or randomized: repeat the first, show the numbers of all",
     )
     papers.add_argument("--scale", metavar="SIZE", help="tiny, small or paper-like; default: tiny")
     compare_extend.add(parser)
@@ -95,28 +104,48 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     """How each model is trained, and on what it is tested."""
-    parser.add_argument("--train-length", type=at_least(1), metavar="N", help="the longest in training; default: 10")
     parser.add_argument(
-        "--test-lengths", type=at_least(1), nargs="+", metavar="N", help="default: 1, 1.5, 2 and 4 times that"
-    )
-    parser.add_argument("--text", nargs="+", metavar="FILE", help="files for the task text, or for --extend")
-    parser.add_argument("--vocabulary", metavar="NAME", help="of the text: bytes (default), characters, bpe-4096")
-    parser.add_argument(
-        "--seeds", type=at_least(1), metavar="N", help="runs of each; default: 8, fewer in a small budget"
+        "--train-length", type=at_least(1), metavar="N", help="longest sequence in training; default: 10"
     )
     parser.add_argument(
-        "--steps", type=at_least(1), metavar="N", help="of each run; default: 500, of other tasks than those up to 3000"
+        "--test-lengths",
+        type=at_least(1),
+        nargs="+",
+        metavar="N",
+        help="default: 1, 1.5, 2 and 4 times the training length",
     )
-    parser.add_argument("--batch", type=at_least(1), metavar="N", help="examples of a step; default: 32")
-    parser.add_argument("--rates", type=float, nargs="+", metavar="LR", help="searched for each entry: 0.001 0.003")
-    parser.add_argument("--search", type=float, metavar="SHARE", help="of the steps, for each rate; default: 0.25")
-    parser.add_argument("--test-examples", type=at_least(1), metavar="N", help="of each length; default: 512")
+    parser.add_argument("--text", nargs="+", metavar="FILE", help="text files, for the task text or for --extend")
     parser.add_argument(
-        "--score", metavar="WHAT", help="exact (whole rows), tokens, or auto: tokens where answers are long"
+        "--vocabulary", metavar="NAME", help="tokens of the text: bytes (default), characters, bpe-4096"
     )
     parser.add_argument(
-        "--first-seed", type=at_least(0), metavar="N", help="repeat an experiment with other seeds; default: 0"
+        "--seeds", type=at_least(1), metavar="N", help="runs for each model; default: 8, fewer in a small budget"
     )
+    parser.add_argument(
+        "--steps",
+        type=at_least(1),
+        metavar="N",
+        help="training steps of each run; default: 500 for copy and sort, up to 3000 for other tasks",
+    )
+    parser.add_argument("--batch", type=at_least(1), metavar="N", help="batch size; default: 32")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        metavar="LR",
+        help="learning rates to search, for every model; default: 0.001 0.003",
+    )
+    parser.add_argument(
+        "--search",
+        type=float,
+        metavar="SHARE",
+        help="share of the steps to spend on each rate in the search; default: 0.25",
+    )
+    parser.add_argument("--test-examples", type=at_least(1), metavar="N", help="test examples per length; default: 512")
+    parser.add_argument(
+        "--score", metavar="WHAT", help="exact (whole answers), tokens, or auto (tokens if answers are long)"
+    )
+    parser.add_argument("--first-seed", type=at_least(0), metavar="N", help="first random seed; default: 0")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -174,7 +203,7 @@ def check(args: argparse.Namespace, out: Path) -> None:
     if args.file is not None and not Path(args.file).is_file():
         raise BadInput(f"there is no file {args.file}: an experiment is a TOML file, or a set of flags")
     if args.resume and not (out / EXPERIMENT_FILE).is_file():
-        raise BadInput(f"there is no experiment in {out} to go on with: leave --resume out, or name its folder (--out)")
+        raise BadInput(f"there is no experiment to continue in {out}: leave --resume out, or name its folder (--out)")
     if not args.resume:
         refuse_occupied(out)
         if args.extend is None:
@@ -215,7 +244,7 @@ def _resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"stopped; go on with: vantage compare --resume --out {shlex.quote(str(out))}", file=sys.stderr)
+        print(f"stopped; continue with: vantage compare --resume --out {shlex.quote(str(out))}", file=sys.stderr)
         raise
 
 
@@ -237,7 +266,7 @@ def _same(held: Experiment, args: argparse.Namespace) -> None:
             f"{name} is {_plain(getattr(held, name))}, not {_plain(getattr(wanted, name))}" for name in other
         ]
         raise BadInput(
-            f"--resume goes on with the experiment in {args.out}, and there {'; '.join(differences)}. Leave those "
+            f"--resume continues the experiment in {args.out}, and there {'; '.join(differences)}. Leave those "
             "flags out, or choose another folder (--out)"
         )
 

@@ -29,32 +29,47 @@ OTHERS = (  # of an experiment that trains its models: none of them means anythi
 
 def add(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("context extension of a loaded model")
-    how.add_argument("--extend", metavar="MODEL", help="read texts beyond its context, under scalings of its RoPE")
+    how.add_argument("--extend", metavar="MODEL", help="a model with RoPE: test scaling rules beyond its context")
     how.add_argument(
         "--scalings",
         nargs="+",
         metavar="NAME",
-        help="none linear ntk dynamic-ntk yarn longrope llama3 self-extend dual-chunk",
-    )
-    how.add_argument("--times", type=float, nargs="+", metavar="X", help="multiples of the context; default: 1 2 4 8")
-    how.add_argument(
-        "--context", type=at_least(1), metavar="N", help="take this for its context, where it is to be a small one"
-    )
-    how.add_argument("--factor", type=float, metavar="X", help="of every scaling; default: the largest of the times")
-    how.add_argument("--pieces", type=at_least(1), metavar="N", help="of the text, read by all; default: 3")
-    how.add_argument(
-        "--tries", type=at_least(0), metavar="N", help="passkeys for each piece and length; default: 2; 0: none"
-    )
-    how.add_argument("--needles", type=at_least(1), metavar="N", help="numbers hidden at once; default: 4")
-    how.add_argument(
-        "--lora-steps", type=at_least(0), metavar="N", help="then train each this much and read again; default: 0"
+        help="rules to test: none linear ntk dynamic-ntk yarn longrope llama3 self-extend dual-chunk",
     )
     how.add_argument(
-        "--lora-length", type=at_least(1), metavar="N", help="of its rows; default: factor x context, to 16384"
+        "--times",
+        type=float,
+        nargs="+",
+        metavar="X",
+        help="text lengths, as multiples of the context; default: 1 2 4 8",
     )
-    how.add_argument("--lora-rank", type=at_least(1), metavar="N", help="default: 8")
-    how.add_argument("--lora-rate", type=float, metavar="LR", help="default: 2e-4")
-    how.add_argument("--lora-batch", type=at_least(1), metavar="N", help="rows of a step; default: 1")
+    how.add_argument(
+        "--context",
+        type=at_least(1),
+        metavar="N",
+        help="treat the model's context as this many tokens; default: its own",
+    )
+    how.add_argument("--factor", type=float, metavar="X", help="scaling factor; default: the largest of --times")
+    how.add_argument("--pieces", type=at_least(1), metavar="N", help="number of text samples; default: 3")
+    how.add_argument(
+        "--tries", type=at_least(0), metavar="N", help="passkey tests per sample and length; 0 for none; default: 2"
+    )
+    how.add_argument("--needles", type=at_least(1), metavar="N", help="passkeys hidden in one text; default: 4")
+    how.add_argument(
+        "--lora-steps",
+        type=at_least(0),
+        metavar="N",
+        help="LoRA training steps for each rule, then test again; default: 0",
+    )
+    how.add_argument(
+        "--lora-length",
+        type=at_least(1),
+        metavar="N",
+        help="LoRA training length; default: factor x context, at most 16384",
+    )
+    how.add_argument("--lora-rank", type=at_least(1), metavar="N", help="LoRA rank; default: 8")
+    how.add_argument("--lora-rate", type=float, metavar="LR", help="LoRA learning rate; default: 2e-4")
+    how.add_argument("--lora-batch", type=at_least(1), metavar="N", help="LoRA batch size; default: 1")
 
 
 def wanted(args: argparse.Namespace, out: Path) -> bool:

@@ -17,17 +17,17 @@ GGUF_TYPE = "Q4_K_M"
 EXAMPLE = """\
 examples:
   vantage convert model.gguf folder                         # a GGUF file, dequantised
-  vantage convert smollm2 folder --dtype bfloat16           # a model that was pulled
+  vantage convert smollm2 folder --dtype bfloat16           # a downloaded model
   vantage convert folder other --shard-bytes 1000000000     # in files of at most 1 GB
   vantage convert smollm2 folder --adapter runs/tuned       # with an adapter merged into the weights
-  vantage convert model.gguf folder --overwrite             # in the place of an earlier one
+  vantage convert model.gguf folder --overwrite             # replace an earlier one
   vantage convert folder model.gguf --type Q4_K_M           # a GGUF file for llama.cpp, quantised
-  vantage convert runs/tuned tuned.gguf --type Q8_0         # what was trained, the same
+  vantage convert runs/tuned tuned.gguf --type Q8_0         # a trained run
 
 The types of a GGUF file are llama.cpp's: F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q4_K_M, Q4_K_S, Q3_K_L, Q3_K_M,
-Q3_K_S, Q2_K, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL. Those with K mix types by tensor as llama.cpp does, and where a row is no
-multiple of 256 take the next type with blocks of 32. Families that can be written: llama, qwen2, qwen3, gemma3, gpt2,
-bert, and models built from parts as LLaMA is.
+Q3_K_S, Q2_K, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL. K types mix types by tensor as llama.cpp does; where a row is not a
+multiple of 256, the tensor gets the nearest type with blocks of 32. Families that can be written: llama, qwen2,
+qwen3, gemma3, gpt2, bert, and models with LLaMA's parts.
 """
 
 
@@ -43,7 +43,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "folder",
         metavar="TARGET",
-        help="the folder to write, or a file that ends in .gguf; what holds a model already needs --overwrite",
+        help="the folder to write, or a .gguf file; replacing a model needs --overwrite",
     )
     parser.add_argument(
         "--dtype",
@@ -59,13 +59,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--shard-bytes",
         type=at_least(1),
         metavar="N",
-        help=f"the largest file of a folder; default: {SHARD_BYTES}",
+        help=f"maximum size of one file in a folder; default: {SHARD_BYTES}",
     )
     add_adapter(parser)
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace a model that Vantage wrote there; until the new one is whole, the old one stays",
+        help="replace a model that Vantage wrote there, once the new one is complete",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)

@@ -36,24 +36,40 @@ CACHE_KINDS = (
 
 def add_sampling(parser: argparse.ArgumentParser, temperature: float = 0.0) -> argparse._ArgumentGroup:
     """How tokens are chosen."""
-    how = parser.add_argument_group("how tokens are chosen")
+    how = parser.add_argument_group("sampling")
     how.add_argument(
         "--temperature", type=float, default=temperature, metavar="T", help="0 is greedy; default: %(default)s"
     )
-    how.add_argument("--top-k", type=int, metavar="K", help="only the K best tokens")
-    how.add_argument("--top-p", type=float, metavar="P", help="only the best tokens that together have P")
-    how.add_argument("--min-p", type=float, metavar="P", help="only tokens with P times the best one's probability")
-    how.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="over prompt and output")
-    how.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="for tokens that came before")
-    how.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="for each time they came")
-    how.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    how.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
+    how.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the most likely tokens whose probabilities sum to P"
+    )
+    how.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the highest probability")
+    how.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="for tokens in the prompt or the output; 1 is none",
+    )
+    how.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="X", help="for tokens already generated; 0 is none"
+    )
+    how.add_argument(
+        "--frequency-penalty",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="for each time a token was generated; 0 is none",
+    )
+    how.add_argument("--seed", type=int, metavar="N", help="seed for sampling; the same seed gives the same text")
     return how
 
 
 def add_cache_kind(parser: argparse.ArgumentParser, flag: str) -> None:
     """In which form keys and values are kept."""
     *names, last = CACHE_KINDS
-    parser.add_argument(flag, default=CACHE_KINDS[0], help=f"{', '.join(names)} or {last} (%(default)s)")
+    parser.add_argument(flag, default=CACHE_KINDS[0], help=f"{', '.join(names)} or {last}; default: %(default)s")
 
 
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -121,7 +137,8 @@ def add_tensor_parallel(parser: argparse.ArgumentParser, verb: str) -> None:
         type=at_least(1),
         default=1,
         metavar="N",
-        help=f"heads and columns over N processes: torchrun --nproc-per-node N -m vantage {verb} … --tensor-parallel N",
+        help=f"tensor parallelism over N processes: torchrun --nproc-per-node N -m vantage {verb} … --tensor-parallel "
+        f"N",
     )
     parser.add_argument(
         "--whole-experts", action="store_true", help="of those processes each has some of the experts, not some columns"

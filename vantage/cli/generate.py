@@ -1,4 +1,4 @@
-"""``vantage generate``: go on from a prompt."""
+"""``vantage generate``: continue a prompt."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ knows.
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "generate",
-        help="go on from a prompt",
-        description="Go on from a prompt. The text appears as it comes.",
+        help="continue a prompt",
+        description="Continue a prompt. The text is printed as it is generated.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="vantage generate [MODEL] PROMPT [options]",
@@ -43,30 +43,44 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help=f"the model (default: {DEFAULT}) and the prompt; a prompt of - is read from standard input",
     )
     parser.add_argument(
-        "--max-tokens", type=at_least(1), default=128, metavar="N", help="at most so many; default: %(default)s"
+        "--max-tokens",
+        type=at_least(1),
+        default=128,
+        metavar="N",
+        help="maximum number of new tokens; default: %(default)s",
     )
-    parser.add_argument("--chat", action="store_true", help="the prompt is what a user says to a chat model")
     parser.add_argument(
-        "--image", action="append", metavar="FILE", help="an image that the prompt is about; may be given again"
+        "--chat", action="store_true", help="send the prompt as a user's message, with the chat template"
     )
+    parser.add_argument("--image", action="append", metavar="FILE", help="an image for the prompt; repeatable")
     how = add_sampling(parser)
-    how.add_argument("-n", type=at_least(1), default=1, metavar="N", help="so many samples; default: %(default)s")
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
-    parser.add_argument("--schema", metavar="JSON", help="answer with JSON that fits this schema; @FILE reads a file")
-    parser.add_argument("--regex", metavar="PATTERN", help="answer with a text that matches all of this pattern")
-    parser.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and the N best")
+    how.add_argument("-n", type=at_least(1), default=1, metavar="N", help="number of samples; default: %(default)s")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; repeatable")
     parser.add_argument(
-        "--lookup", action="store_true", help="guess ahead from the text itself; the same tokens, sooner"
+        "--schema", metavar="JSON", help="generate JSON that matches this schema; @FILE reads it from a file"
     )
-    parser.add_argument("--beams", type=int, metavar="N", help="the likeliest text that a search with N beams finds")
+    parser.add_argument("--regex", metavar="PATTERN", help="generate text that matches this whole pattern")
+    parser.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and the N most likely tokens"
+    )
+    parser.add_argument(
+        "--lookup",
+        action="store_true",
+        help="prompt-lookup speculative decoding: same tokens, faster on repetitive text",
+    )
+    parser.add_argument("--beams", type=int, metavar="N", help="beam search with N beams")
     add_dtype(parser)
     add_device(parser)
     add_max_memory(parser)
     add_adapter(parser)
     add_tensor_parallel(parser, "generate")
-    parser.add_argument("--batch-invariant", action="store_true", help="bits that depend on the prompt alone; slower")
-    parser.add_argument("--no-cache", action="store_true", help="compute everything anew for every token")
-    parser.add_argument("--stats", action="store_true", help="print what was computed, reused and held")
+    parser.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="results that do not depend on other requests, bit for bit; slower",
+    )
+    parser.add_argument("--no-cache", action="store_true", help="recompute the whole text for every token")
+    parser.add_argument("--stats", action="store_true", help="print token counts and timings")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 

@@ -21,13 +21,14 @@ examples:
   vantage inspect scores smollm2 --text "The cat sat on the mat" --layer 16 --out scores.svg
   vantage inspect lens smollm2 --text "The capital of France is" --target " Paris" --out lens.png
   vantage inspect attribute smollm2 --text "The capital of France is" --target " Paris" --against " London"
-  vantage inspect ablate smollm2 --text "The capital of France is" --target " Paris" --layers 16-20
-  vantage inspect patch smollm2 --text "John gave it to" --corrupted "Mary gave it to" --target " Mary"
+  vantage inspect ablate smollm2 --text "The capital of France is" --target " Paris" --layers 22-24
+  vantage inspect patch smollm2 --text "The capital of France is" --corrupted "The capital of Italy is" \\
+      --target " Paris" --against " Rome"
   vantage inspect cost smollm2 --context 8192 --batch 4 --machine h200
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
   vantage inspect kernels smollm2 --context 8192                   # which kernel each layer runs, and why
-  vantage inspect cache talk.vantage                               # a file that /save wrote
-  vantage inspect cache --prompt "The cat sat on the mat"          # what reading this leaves behind
+  vantage inspect cache talk.vantage                               # a conversation saved by `vantage chat`
+  vantage inspect cache --prompt "The cat sat on the mat"          # the cache after this text
   vantage inspect cache --prompt "The cat sat" --against "The cat ran"
   vantage inspect cache --model ./gemma --kind ring --prompt "A long text …" --json
 """
@@ -37,16 +38,16 @@ CONTEXT = 40  # characters shown before the place where two texts part
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "inspect",
-        help="attention, heads, scores, lens, attribution, ablation, patching, costs, kernels, caches",
-        description="Look inside.",
+        help="attention, heads, scores, logit lens, attribution, ablation, patching, cost, kernels, caches",
+        description="Look inside a model.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True, title="what to look at")
     cache = what.add_parser(
         "cache",
-        help="positions held, shared and let go of",
-        description="Which positions each layer holds, which are shared, which were let go of and why.",
+        help="positions that are cached, shared and evicted",
+        description="Which positions each layer caches, which are shared, and which were evicted and why.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,10 +56,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     inspect_cost.add(what)
     inspect_kernels.add(what)
     cache.add_argument("file", nargs="?", metavar="FILE", help="a saved conversation or cache")
-    cache.add_argument("--model", default=DEFAULT, metavar="MODEL", help="which reads the prompt; default: %(default)s")
-    cache.add_argument("--prompt", metavar="TEXT", help="read this and show what it leaves behind")
-    cache.add_argument("--against", metavar="TEXT", help="then this: how much of the first could be kept, and why")
-    cache.add_argument("--chat", action="store_true", help="the texts are what a user says to a chat model")
+    cache.add_argument(
+        "--model", default=DEFAULT, metavar="MODEL", help="model that reads the prompt; default: %(default)s"
+    )
+    cache.add_argument("--prompt", metavar="TEXT", help="read this text and show the cache")
+    cache.add_argument(
+        "--against", metavar="TEXT", help="then read this text: how much of the cache is reused, and why"
+    )
+    cache.add_argument("--chat", action="store_true", help="send the texts as user messages, with the chat template")
     add_cache_kind(cache, "--kind")
     add_adapter(cache)
     cache.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.against is not None and args.prompt is None:
         raise BadInput("--against is compared with a --prompt: give both")
     if args.prompt is None and not Path(args.file).is_file():
-        raise BadInput(f"there is no file {args.file}: give what /save of `vantage chat` wrote, or a --prompt")
+        raise BadInput(f"no file {args.file}: give a conversation saved with /save in `vantage chat`, or a --prompt")
     if args.prompt is not None:
         if not args.prompt:
             raise BadInput("an empty prompt: give some text")
@@ -105,7 +110,7 @@ def _prompt(args: argparse.Namespace) -> dict[str, Any]:
     if model.encoder is not None:
         from vantage.errors import Refused
 
-        raise Refused("an encoder-decoder reads a source besides its prompt: save its cache and inspect the file")
+        raise Refused("an encoder-decoder also reads a source: save its cache and inspect the file")
     first = PromptBatch.of(model, args.prompt, chat=args.chat).rows[0]
     row = CachedSequence(model, new_cache(model, args.kind, 0))
     with torch.inference_mode():
@@ -170,10 +175,10 @@ def parting(tokenizer: Any, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str,
 def _why(against: dict[str, Any]) -> str:
     """Why no more was kept."""
     if against["reused"] < min(against["common"], against["tokens"] - 1):
-        return "a window had let go of what lies before, so all is computed again"
+        return "a window had evicted earlier tokens, so everything is recomputed"
     if against["there"] is None:
-        return "all of it was there, and its last token is computed again, since what follows it is wanted"
-    return "the second goes on from the first" if against["here"] is None else f"they part at token {against['common']}"
+        return "all of it was cached; only the last token is recomputed, to predict what follows"
+    return "the second continues the first" if against["here"] is None else f"they part at token {against['common']}"
 
 
 # ---- as text
@@ -210,7 +215,7 @@ def _layers(name: str, layers: list[dict[str, Any]]) -> list[str]:
         layer = json.loads(text)
         lines.append(f"{name} {_spans(spans(which))}: {layer['arrangement']}")
         for b, row in enumerate(layer["rows"]):
-            gone = f"; {row['evicted']} let go of: {row['why']}" if row["evicted"] else ""
+            gone = f"; {row['evicted']} evicted: {row['why']}" if row["evicted"] else ""
             shared = f"; {row['shared']} shared" if row["shared"] else ""
             moved = f" at positions {_spans(row['positions'])}" if row["positions"] != row["held"] else ""
             row_name = layer["names"][b] if "names" in layer else f"row {b}"

@@ -32,38 +32,49 @@ LEFT = ("kinds", "looks at", "position", "head")  # columns of words
 
 
 def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    attention = reading_parser(what, "attention", "where queries look", "The attention weights of a model on a text.")
+    attention = reading_parser(what, "attention", "attention weights", "The attention weights of a model on a text.")
     _layer(attention)
     attention.add_argument("--head", metavar="N", help="one head, or several as in 0,3-5; default: all")
     attention.add_argument("--kind", choices=("self", "cross", "encoder"), help="which attention; default: self")
     attention.add_argument("--queries", metavar="N", help="only these queries, as in 0,3-5")
     attention.add_argument(
-        "--steps", type=at_least(0), default=0, metavar="N", help="go on for N tokens, through a cache"
+        "--steps", type=at_least(0), default=0, metavar="N", help="generate N more tokens, with a cache"
     )
     attention.add_argument(
-        "--most", type=at_least(1), default=3, metavar="K", help="keys shown of a query; default: %(default)s"
+        "--most", type=at_least(1), default=3, metavar="K", help="keys shown per query; default: %(default)s"
     )
     attention.set_defaults(run=run_attention)
 
     atlas = reading_parser(
-        what, "atlas", "what every head does", "Every head, measured on a text and sorted by what it does."
+        what, "atlas", "what every head does", "Measure every head on a text and sort heads by what they do."
     )
     atlas.add_argument("--layers", metavar="N", help="only these layers, as in 0,3-5")
     atlas.add_argument(
-        "--longest", type=at_least(1), default=512, metavar="N", help="tokens read; default: %(default)s"
+        "--longest",
+        type=at_least(1),
+        default=512,
+        metavar="N",
+        help="maximum number of tokens to read; default: %(default)s",
     )
-    atlas.add_argument("--once", action="store_true", help="do not read the text twice (then induction is by chance)")
-    atlas.add_argument("--all", action="store_true", help="list heads that are nothing in particular, too")
+    atlas.add_argument(
+        "--once",
+        action="store_true",
+        help="read the text once, not twice; induction heads then show only where the text repeats itself",
+    )
+    atlas.add_argument("--all", action="store_true", help="also list heads of no particular kind")
     atlas.set_defaults(run=run_atlas)
 
     scores = reading_parser(
-        what, "scores", "what scores are made of", "Scores before the softmax: content and position."
+        what,
+        "scores",
+        "scores before the softmax, in parts",
+        "Scores before the softmax, split into content and position.",
     )
     _layer(scores)
     scores.add_argument("--heads", metavar="N", help="only these heads, as in 0,3-5")
     scores.add_argument("--queries", metavar="N", help="only these queries, as in 0,3-5")
     scores.add_argument("--kind", choices=("self", "cross", "encoder"), help="which attention; default: self")
-    scores.add_argument("--distances", action="store_true", help="which distances each head can tell apart, instead")
+    scores.add_argument("--distances", action="store_true", help="instead: which distances each head can tell apart")
     scores.set_defaults(run=run_scores)
 
 
@@ -73,10 +84,10 @@ def reading_parser(what: Any, name: str, short: str, long: str, example: str = E
         name, help=short, description=long, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
-    parser.add_argument("--text", metavar="TEXT", help="what the model reads (an encoder-decoder: says)")
+    parser.add_argument("--text", metavar="TEXT", help="the text (for an encoder-decoder: of the decoder)")
     parser.add_argument("--file", metavar="FILE", help="a text file, instead of --text")
-    parser.add_argument("--source", metavar="TEXT", help="what an encoder-decoder reads")
-    parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .html")
+    parser.add_argument("--source", metavar="TEXT", help="the source text of an encoder-decoder")
+    parser.add_argument("--out", metavar="FILE", help="write a picture: .png, .svg or .html")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_dtype(parser)
     add_device(parser)
@@ -85,8 +96,8 @@ def reading_parser(what: Any, name: str, short: str, long: str, example: str = E
 
 
 def _layer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layer", type=int, required=True, metavar="N", help="from 0; -1 is the last")
-    parser.add_argument("--beyond", action="store_true", help="read a text that is longer than the model's context")
+    parser.add_argument("--layer", type=int, required=True, metavar="N", help="layer, from 0; -1 is the last")
+    parser.add_argument("--beyond", action="store_true", help="allow a text longer than the model's context")
 
 
 def text_of(args: argparse.Namespace) -> str:
@@ -172,9 +183,9 @@ def run_atlas(args: argparse.Namespace) -> int:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
         rows = [row for row in result.rows() if args.all or row[1] != "mixed"]
-        show_table(repr(result), result.header, rows)
+        show_table(result.summary, result.header, rows)
         limits = ", ".join(f"{n} {v}" for n, v in result.to_dict()["thresholds"].items())
-        print(f"Called so from a mean weight of: {limits}.")
+        print(f"Mean weight from which a head gets each name: {limits}.")
     if args.out:
         write(plot_atlas(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
@@ -209,9 +220,12 @@ def run_scores(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        show_table(repr(result), result.header, result.rows())
+        show_table(result.summary, result.header, result.rows())
         if args.distances:
-            print(f"The step that changes the score by {result.threshold}; – none does; * never met in training.")
+            print(
+                f"Smallest change of distance that changes the score by {result.threshold}; –: none does; *: longer "
+                f"than in training."
+            )
     if args.out:
         write(draw(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
@@ -258,5 +272,7 @@ def show_table(title: str, header: list[str], rows: list[list[Any]]) -> None:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:,.3g}" if abs(value) < 1e6 else f"{value:.3e}"
+        if abs(value) >= 1e6:
+            return f"{value:.3e}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -32,7 +32,7 @@ examples:
   vantage inspect cost config.json --context 131072 --machine h200 --out cost.html
   vantage inspect cost smollm2 --context 2048 --machine measure --weights float32
   vantage inspect cost config.json --context 131072 --mesh tensor=4,context=2
-  vantage inspect cost config.json --context 8192 --mesh data=2,tensor=4       # as vantage train shares it out
+  vantage inspect cost config.json --context 8192 --mesh data=2,tensor=4       # as in vantage train
   vantage inspect extend smollm2 --file book.txt --lengths 2048,4096 --scaling linear:2
   vantage inspect extend smollm2 --file book.txt --lengths 1024 --position none --tries 0 --json
 """
@@ -43,44 +43,60 @@ MACHINES = ("h200", "h100", "a100", "measure")
 
 
 def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    cost = _parser(what, "cost", "parameters, operations, cache, time", "What a model costs, before it is ever run.")
-    cost.add_argument(
-        "model", nargs="?", default=DEFAULT, metavar="MODEL", help="or a config.json; default: %(default)s"
+    cost = _parser(
+        what,
+        "cost",
+        "parameters, operations, cache, time",
+        "Parameters, operations, cache and time of a model, without running it.",
     )
     cost.add_argument(
-        "--context", type=at_least(1), default=2048, metavar="N", help="tokens of a row; default: %(default)s"
+        "model", nargs="?", default=DEFAULT, metavar="MODEL", help="a model or a config.json; default: %(default)s"
     )
-    cost.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="rows; default: %(default)s")
     cost.add_argument(
-        "--source", type=at_least(1), metavar="N", help="tokens an encoder-decoder reads; default: the context"
+        "--context", type=at_least(1), default=2048, metavar="N", help="tokens per row; default: %(default)s"
     )
-    cost.add_argument("--kind", default="contiguous", help="of cache; default: %(default)s")
-    cost.add_argument("--weights", choices=FLOATS, help="of weights and cache; default: as the model has them")
-    cost.add_argument("--window", type=at_least(1), default=4096, metavar="N", help="of the alternative with a window")
-    cost.add_argument("--machine", choices=MACHINES, help="predict the time there; measure: on this one")
+    cost.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="batch size; default: %(default)s")
+    cost.add_argument(
+        "--source", type=at_least(1), metavar="N", help="source tokens of an encoder-decoder; default: the context"
+    )
+    cost.add_argument("--kind", default="contiguous", help="cache; default: %(default)s")
+    cost.add_argument("--weights", choices=FLOATS, help="type of weights and cache; default: the model's")
+    cost.add_argument(
+        "--window",
+        type=at_least(1),
+        default=4096,
+        metavar="N",
+        help="window of the sliding-window alternative; default: %(default)s",
+    )
+    cost.add_argument(
+        "--machine", choices=MACHINES, help="predict the time on this machine; measure: benchmark the present one"
+    )
     cost.add_argument(
         "--mesh",
         metavar="AXES",
-        help="over several devices, as in tensor=4,context=2, in training also data, experts: memory and bytes sent",
+        help="memory and bytes sent over several devices, as in tensor=4,context=2; for training also data, experts",
     )
     add_max_memory(cost, context=False)
-    cost.add_argument("--device", default="auto", help="with --max-memory: whose memory; cpu or cuda")
+    cost.add_argument("--device", default="auto", help="with --max-memory: cpu or cuda")
     add_adapter(cost)
     cost.set_defaults(run=run_cost)
 
-    extend = _parser(what, "extend", "another position, before and after", "Perplexity over position, and passkeys.")
+    extend = _parser(
+        what,
+        "extend",
+        "try another encoding or RoPE scaling",
+        "Perplexity by position and passkey retrieval, before and after a change of encoding.",
+    )
     extend.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
-    extend.add_argument("--file", required=True, metavar="FILE", help="the text that is read")
-    extend.add_argument("--lengths", default="512,1024", metavar="N,N", help="tokens; default: %(default)s")
+    extend.add_argument("--file", required=True, metavar="FILE", help="a text file")
+    extend.add_argument("--lengths", default="512,1024", metavar="N,N", help="lengths in tokens; default: %(default)s")
     extend.add_argument("--position", metavar="NAME", help="another encoding: rope, alibi, none, sinusoidal, …")
     extend.add_argument("--base", type=float, metavar="B", help="another base for RoPE")
     extend.add_argument("--scaling", metavar="RULE", help=f"for RoPE: {SCALINGS}")
+    extend.add_argument("--window", type=at_least(0), metavar="N", help="sliding window; 0 removes one")
+    extend.add_argument("--init", action="store_true", help="allow an encoding with weights; they start untrained")
     extend.add_argument(
-        "--window", type=at_least(0), metavar="N", help="see only so many tokens back; 0 takes a window away"
-    )
-    extend.add_argument("--init", action="store_true", help="let an encoding with weights of its own start untrained")
-    extend.add_argument(
-        "--tries", type=at_least(0), default=3, metavar="N", help="passkeys a length; default: %(default)s"
+        "--tries", type=at_least(0), default=3, metavar="N", help="passkey tests per length; default: %(default)s"
     )
     add_dtype(extend)
     add_adapter(extend)
@@ -91,7 +107,7 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
     parser = what.add_parser(
         name, help=short, description=long, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", metavar="FILE", help="a picture: .png, .svg or .html")
+    parser.add_argument("--out", metavar="FILE", help="write a picture: .png, .svg or .html")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
@@ -107,13 +123,13 @@ def run_cost(args: argparse.Namespace) -> int:
     if not args.model.endswith(".json"):
         check_model(args.model, args.adapter)
     elif not Path(args.model).is_file():
-        raise BadInput(f"there is no file {args.model}")
+        raise BadInput(f"no file {args.model}")
     elif args.adapter is not None:
-        raise BadInput("--adapter goes on a model, and a config.json has no weights: name the model")
+        raise BadInput("--adapter needs a model, and a config.json has no weights: name the model")
     config = _config(args.model) if args.model.endswith(".json") else None
     check_max_memory(args.max_memory)
     if args.max_memory is not None and config is not None:
-        raise BadInput("--max-memory asks what a model's own weights take, and a config.json has none: name the model")
+        raise BadInput("--max-memory needs a model's weights, and a config.json has none: name the model")
     mesh = None if args.mesh is None else MeshShape.read(args.mesh)
     check_out(args)
     from vantage.figures.html import table
@@ -139,7 +155,7 @@ def run_cost(args: argparse.Namespace) -> int:
         if plan is not None:
             rows = [[name, n, n / 2**20] for name, n in plan["device"].items()]
             show_table(f"memory of {args.max_memory}", ["what", "bytes", "MiB"], rows)
-            print(f"layers kept elsewhere: {plan['off'] or 'none'}; a pass brings {plan['brought']:,} bytes")
+            print(f"offloaded layers: {plan['off'] or 'none'}; each pass copies {plan['brought']:,} bytes")
     if args.out:
         write(plot_cost(result), args.out, repr(result), table(result.header, result.rows()))
     return 0
@@ -194,7 +210,7 @@ def _spec(config: dict[str, Any]) -> Any:
 
 def _show_cost(result: Any) -> None:
     show_table("parameters", ["part", "number"], [*map(list, result.parameters.items()), ["all", result.total]])
-    show_table("operations, bytes read, and operations a byte", result.header, result.rows())
+    show_table("operations, bytes read, and operations per byte", result.header, result.rows())
     caches = {"this model": result.cache, **result.instead} if result.cache else {}
     rows = [[name, n, n / 2**20] for name, n in caches.items()]
     if rows:
@@ -202,7 +218,7 @@ def _show_cost(result: Any) -> None:
             f"cache of {result.batch} x {result.context:,} tokens, {result.kind}", ["kind", "bytes", "MiB"], rows
         )
     for one in result.passes:
-        print(f"{one.name}: {one.visible:.1%} of the pairs that are counted are visible")
+        print(f"{one.name}: {one.visible:.1%} of the counted query-key pairs are visible")
         if one.seconds is not None:
             slowest = max(one.parts, key=lambda part: part.seconds)
             print(f"  on {result.machine.name}: {one.seconds:.3g} s at best, most of it {slowest.name}")

@@ -22,58 +22,71 @@ examples:
   vantage inspect patch --text "John and Mary. John saw" --corrupted "John and Mary. Mary saw" \\
       --target " Mary" --against " John" --layers 14-17 --out patch.png
   vantage inspect patch --text "…" --corrupted "…" --activation heads
-  vantage inspect patch --text "…" --corrupted "…" --receiver 23.3 --through q    # which heads that head hears
+  vantage inspect patch --text "…" --corrupted "…" --receiver 23.3 --through q    # which heads feed head 23.3
 """
 WINDOW = 256  # tokens of a text that a lens is fitted on at once
 MAX_SHOWN = 20  # rows of a sweep
 
 
 def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    lens = reading_parser(what, "lens", "what it would write after each layer", "The logit lens.", EXAMPLE)
-    lens.add_argument("--target", metavar="TOKEN", help="a token whose probability and rank are wanted everywhere")
-    lens.add_argument("--positions", metavar="N", help="only these tokens, as in 0,3-5; negative: -1 is the last")
-    lens.add_argument("--top", type=at_least(1), default=5, metavar="N", help="guesses kept; default: %(default)s")
-    lens.add_argument("--tuned", metavar="FILE", help="a fitted lens; with --fit, where it is written")
-    lens.add_argument("--fit", metavar="FILE", help="a text to fit a tuned lens on, before it is used")
+    lens = reading_parser(
+        what,
+        "lens",
+        "logit lens: best guess after each layer",
+        "The logit lens: the next token the model would predict after each layer.",
+        EXAMPLE,
+    )
+    lens.add_argument("--target", metavar="TOKEN", help="also show the probability and rank of this token")
+    lens.add_argument("--positions", metavar="N", help="only these positions, as in 0,3-5; -1 is the last")
+    lens.add_argument("--top", type=at_least(1), default=5, metavar="N", help="number of guesses; default: %(default)s")
+    lens.add_argument("--tuned", metavar="FILE", help="a tuned lens; with --fit, the file to write it to")
+    lens.add_argument("--fit", metavar="FILE", help="text file to fit a tuned lens on first")
     lens.set_defaults(run=run_lens)
 
-    long = "What each part adds to a logit, straight through the last norm and the head."
+    long = "Direct logit attribution: what each part adds to a logit through the final norm and the output head."
     attribute = reading_parser(what, "attribute", "what each part adds to a logit", long, EXAMPLE)
     _add_target(attribute)
     attribute.add_argument(
-        "--groups", type=at_least(1), default=8, metavar="N", help="of a layer's neurons; default: %(default)s"
+        "--groups", type=at_least(1), default=8, metavar="N", help="neuron groups per layer; default: %(default)s"
     )
     attribute.set_defaults(run=run_attribute)
 
-    long = "What a prediction loses without a head, or without what a layer adds at a position."
+    long = "Ablation: how a prediction changes without a head, or without a layer's output at a position."
     ablate = reading_parser(what, "ablate", "what is lost without a head or layer", long, EXAMPLE)
     _add_target(ablate)
     _add_sweep(ablate, "heads")
-    ablate.add_argument("--how", default="zero", choices=("zero", "mean", "resample"), help="default: %(default)s")
     ablate.add_argument(
-        "--reference", metavar="FILE", help="a text file for the mean or the drawing; default: the text"
+        "--how", default="zero", choices=("zero", "mean", "resample"), help="replacement; default: %(default)s"
     )
-    ablate.add_argument("--seed", type=int, default=0, metavar="N", help="of the drawing; default: %(default)s")
+    ablate.add_argument("--reference", metavar="FILE", help="text file for mean and resample; default: the text itself")
+    ablate.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of resample; default: %(default)s"
+    )
     ablate.set_defaults(run=run_ablate)
 
-    long = "The model reads the corrupted text, with one activation at a time from the text."
+    long = "Activation patching: run --corrupted with one activation at a time taken from --text."
     patch = reading_parser(what, "patch", "which activation carries the answer", long, EXAMPLE)
-    patch.add_argument("--corrupted", required=True, metavar="TEXT", help="a text of as many tokens as --text")
+    patch.add_argument("--corrupted", required=True, metavar="TEXT", help="a text with as many tokens as --text")
     _add_target(patch)
     _add_sweep(patch, "residual_before")
     patch.add_argument(
-        "--receiver", metavar="L.H", help="paths into this head, instead: a layer and a head, as in 23.3"
+        "--receiver", metavar="L.H", help="path patching into this head instead: layer and head, as in 23.3"
     )
     patch.add_argument(
-        "--through", default="q", choices=("q", "k", "v"), help="its queries, keys or values (%(default)s)"
+        "--through",
+        default="q",
+        choices=("q", "k", "v"),
+        help="through its queries, keys or values; default: %(default)s",
     )
     patch.set_defaults(run=run_patch)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", metavar="TOKEN", help='a text of one token, as in " Paris"; default: the likeliest')
-    parser.add_argument("--against", metavar="TOKEN", help="measure the target's logit less this one's")
-    parser.add_argument("--position", type=int, default=-1, metavar="N", help="after which token; default: the last")
+    parser.add_argument("--target", metavar="TOKEN", help='one token, as in " Paris"; default: the most likely')
+    parser.add_argument("--against", metavar="TOKEN", help="measure the logit difference to this token")
+    parser.add_argument(
+        "--position", type=int, default=-1, metavar="N", help="position of the prediction; default: the last"
+    )
 
 
 def _add_sweep(parser: argparse.ArgumentParser, activation: str) -> None:
@@ -83,7 +96,7 @@ def _add_sweep(parser: argparse.ArgumentParser, activation: str) -> None:
         metavar="NAME",
         help="residual_before, attention, feed_forward, heads, q, k, v, weights, …; default: %(default)s",
     )
-    parser.add_argument("--by", choices=("positions", "heads"), help="default: heads, where the activation has them")
+    parser.add_argument("--by", choices=("positions", "heads"), help="default: heads if the activation has them")
     parser.add_argument("--layers", metavar="N", help="only these layers, as in 0,3-5")
     parser.add_argument("--positions", metavar="N", help="only these positions, as in 0,3-5")
 
@@ -111,14 +124,14 @@ def run_lens(args: argparse.Namespace) -> int:
         print(json.dumps(lens.to_dict(), ensure_ascii=False))
     else:
         last = [row[0:1] + row[-1:] for row in lens.rows()]
-        header = ["after", f"would follow {lens.labels[-1]!r}"]
+        header = ["after", f"guess after {lens.labels[-1]!r}"]
         if lens.target is not None and lens.rank is not None:
             header += ["target", "rank"]
             for row, share, rank in zip(
                 last, lens.target[:, -1].exp().tolist(), lens.rank[:, -1].tolist(), strict=True
             ):
                 row += [share, rank]
-        show_table(f"{lens!r}; of the last:", header, last)
+        show_table(f"{lens!r}; guesses after the last token:", header, last)
     if args.out:
         write(plot_lens(lens), args.out, repr(lens), table(lens.header, lens.rows()))
     return 0

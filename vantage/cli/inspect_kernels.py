@@ -27,19 +27,19 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("model", nargs="?", default=DEFAULT, metavar="MODEL", help="default: %(default)s")
     parser.add_argument(
-        "--context", type=at_least(1), default=2048, metavar="N", help="tokens of a row; default: %(default)s"
+        "--context", type=at_least(1), default=2048, metavar="N", help="tokens per row; default: %(default)s"
     )
-    parser.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="rows; default: %(default)s")
+    parser.add_argument("--batch", type=at_least(1), default=1, metavar="N", help="batch size; default: %(default)s")
     parser.add_argument(
-        "--device", choices=("cuda", "cpu"), help="where; default: VANTAGE_DEVICE, or a GPU if there is one"
+        "--device", choices=("cuda", "cpu"), help="device; default: VANTAGE_DEVICE, or a GPU if there is one"
     )
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float16", "float32"),
         default="float32",
-        help="of weights; default: %(default)s",
+        help="type of the weights; default: %(default)s",
     )
-    parser.add_argument("--train", action="store_true", help="with gradients")
+    parser.add_argument("--train", action="store_true", help="for training, with gradients")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_adapter(parser)
     add_max_memory(parser, context=False)

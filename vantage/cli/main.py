@@ -32,17 +32,17 @@ VERBS = (
 
 EXAMPLE = """\
 examples:
-  vantage studio                                    # the page, in the browser
-  vantage chat                                      # talk with smollm2, which is brought first (93 MB)
+  vantage studio                                    # the studio, in the browser
+  vantage chat                                      # chat with smollm2 (downloads 93 MB the first time)
   vantage generate "The capital of France is"
-  vantage train copy --out runs/copy                # a recipe; `vantage train --list` has the others
+  vantage train copy --out runs/copy                # a recipe; `vantage train --list` shows all
   vantage check --filter rope
 
-`vantage VERB --help` says more about a verb and shows examples.
+`vantage COMMAND --help` describes a command and shows examples.
 """
 
 
-PARTS = "a file or module that registers parts of your own (vantage.register); may be given several times"
+PARTS = "a Python file or module that registers your own parts (vantage.register); repeatable"
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,14 +55,14 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> Parser:
     parser = Parser(
         prog="vantage",
-        description="Transformers made of interchangeable attention, position and cache parts.",
+        description="Transformers with interchangeable attention, position encoding and cache.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--version", action="version", version=f"vantage {__version__}", help="print the version and stop"
+        "--version", action="version", version=f"vantage {__version__}", help="print the version and exit"
     )
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
+    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True, title="commands")
     for verb in VERBS:
         importlib.import_module(f"vantage.cli.{verb}").add(subparsers)
     for name, inner in {"parts": parser, **{f"{verb}_parts": one for verb, one in subparsers.choices.items()}}.items():

@@ -13,7 +13,7 @@ from vantage.cli.progress import Bar
 
 DEFAULT = "smollm2"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
-ADAPTER = "a folder with a LoRA adapter, from peft or `vantage train`, to put on the model"
+ADAPTER = "a folder with a LoRA adapter from peft or `vantage train`"
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:
@@ -22,14 +22,15 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=DTYPES,
         default="auto",
-        help="auto keeps the blocks of a quantised GGUF file and is float32 otherwise; default: %(default)s",
+        help="type of the weights; auto keeps a GGUF file's quantised blocks and is float32 otherwise; "
+        "default: %(default)s",
     )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Where the model runs."""
     parser.add_argument(
-        "--device", default="auto", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda where there is one"
+        "--device", default="auto", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda if there is a GPU"
     )
 
 
@@ -43,12 +44,15 @@ def add_max_memory(parser: argparse.ArgumentParser, *, context: bool = True) -> 
     parser.add_argument(
         "--max-memory",
         metavar="SIZE",
-        help="the most memory of the device for weights, cache and computing, as in 6GiB, or auto for what is free: "
-        "layers beyond it stay in host memory, and on a CPU in a file",
+        help="limit of device memory for weights, cache and activations, such as 6GiB, or auto for what is free; "
+        "layers that do not fit stay in host memory (on a CPU: in a file)",
     )
     if context:
         parser.add_argument(
-            "--context", type=at_least(1), metavar="N", help="tokens that --max-memory keeps room for; default: 4096"
+            "--context",
+            type=at_least(1),
+            metavar="N",
+            help="context length that --max-memory reserves memory for; default: 4096",
         )
 
 
@@ -58,7 +62,7 @@ def check_max_memory(size: str | None, context: int | None = None) -> None:
     from vantage.spec.memory_size import memory_size
 
     if size is None and context is not None:
-        raise BadInput("--context says for how many tokens --max-memory keeps room: give that as well")
+        raise BadInput("--context is for --max-memory: give that as well")
     if size not in (None, "auto"):
         memory_size(size, "--max-memory")
 

@@ -1,4 +1,4 @@
-"""``vantage pull``: bring a model by name."""
+"""``vantage pull``: download a model by name."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from vantage.cli.progress import Bar
 EXAMPLE = """\
 examples:
   vantage pull smollm2                          # the default model, 93 MB
-  vantage pull gemma3-270m                      # shows its terms
+  vantage pull gemma3-270m                      # prints its terms of use
   vantage pull gemma3-270m --accept-terms
-  vantage pull HuggingFaceTB/SmolLM2-360M       # from Hugging Face, if it can be reached
+  vantage pull HuggingFaceTB/SmolLM2-360M       # from Hugging Face
   vantage pull Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf
 
-Models are kept under VANTAGE_HOME (default: ~/.cache/vantage).
+Models are stored under VANTAGE_HOME (default: ~/.cache/vantage).
 """
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "pull",
-        help="bring a model by name",
-        description="Bring a model by name: downloaded, checked against its SHA-256, kept for later.",
+        help="download a model by name",
+        description="Download a model by name and verify its SHA-256. A model that is already there is not downloaded "
+        "again.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="smollm2, gemma3-270m, minilm, mpnet, or a Hugging Face id")
-    parser.add_argument("--accept-terms", action="store_true", help="you have read and accept the model's terms")
+    parser.add_argument("--accept-terms", action="store_true", help="accept the model's terms of use")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 

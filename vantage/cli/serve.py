@@ -14,21 +14,21 @@ from vantage.cli.progress import Bar
 EXAMPLE = """\
 examples:
   vantage serve                                       # smollm2 on http://127.0.0.1:8000
-  vantage serve smollm2 minilm tiny=./my-model        # several, loaded when first asked for
+  vantage serve smollm2 minilm tiny=./my-model        # several, each loaded on first use
   vantage serve smollm2 --lora-modules formal=./a rhymes=./b   # two LoRA adapters, each under its name
   vantage serve --host 0.0.0.0 --api-key "$KEY" --allow-host llm.example.org
   vantage serve --config serve.toml --port 9000
-  vantage serve --on ray --replicas 4                 # copies on the machines of a Ray cluster
-  vantage serve ./my-model --on ray --tensor-parallel 2                         # each copy in two processes of it
-  torchrun --nproc-per-node 2 -m vantage serve ./my-model --tensor-parallel 2   # a half of the heads in each process
+  vantage serve --on ray --replicas 4                 # replicas on a Ray cluster
+  vantage serve ./my-model --on ray --tensor-parallel 2                         # each replica over two processes
+  torchrun --nproc-per-node 2 -m vantage serve ./my-model --tensor-parallel 2   # over two processes
 
   curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
     -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
 
 MODEL is a folder in the Hugging Face layout, a folder with an adapter, a .gguf file, a name that `vantage pull` knows,
 or NAME=one of these.
-Every option may stand in the config file (port = 9000) or in the environment (VANTAGE_PORT=9000);
-options come before the environment, and the environment before the file.
+Every option can also be set in the config file (port = 9000) or the environment (VANTAGE_PORT=9000).
+Command-line options override the environment, which overrides the file.
 """
 DEFAULT = "smollm2"
 
@@ -38,14 +38,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
     parser = subparsers.add_parser(
         "serve",
-        help="serve models over HTTP, as OpenAI's API",
-        description="Serve models over HTTP, as OpenAI's API. Only this machine can reach it unless --host says more.",
+        help="serve models over HTTP with an OpenAI-compatible API",
+        description="Serve models over HTTP with an OpenAI-compatible API, on 127.0.0.1 unless --host says otherwise.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"what to serve; default: {DEFAULT}")
-    parser.add_argument("--config", metavar="FILE", help="settings in TOML; or VANTAGE_CONFIG")
-    parser.add_argument("--json", action="store_true", help="print the address as JSON once requests are taken")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"models to serve; default: {DEFAULT}")
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML; also VANTAGE_CONFIG")
+    parser.add_argument("--json", action="store_true", help="print the address as JSON once the server is ready")
     for option in OPTIONS:
         default = "" if option.default in (False, (), "") else f"; default: {option.default}"
         about: dict[str, Any] = {"dest": option.name, "default": None, "help": option.help + default}

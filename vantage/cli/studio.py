@@ -15,7 +15,7 @@ from vantage.cli.progress import Bar
 EXAMPLE = """\
 examples:
   vantage studio                          # with smollm2, in the browser
-  vantage studio smollm2 minilm           # several models, loaded when first looked at
+  vantage studio smollm2 minilm           # several models, each loaded on first use
   vantage studio ./my-model --port 9000
   vantage studio --no-browser --json      # prints the address for a program to read
 
@@ -30,23 +30,23 @@ PORT = 8000
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "studio",
-        help="open the studio: chat, attention, positions, costs, studies, in the browser",
+        help="open the studio in the browser: chat, attention, positions, costs, studies",
         description="Open the studio in the browser. Only this machine can reach it.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"what to look at; default: {DEFAULT}")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"models to open; default: {DEFAULT}")
     parser.add_argument(
-        "--port", type=int, metavar="N", help=f"port to listen on; default: {PORT}, or another one if that is taken"
+        "--port", type=int, metavar="N", help=f"port to listen on; default: {PORT}, or a free one if it is in use"
     )
     parser.add_argument(
         "--folder",
         type=Path,
         metavar="DIR",
-        help="where conversations and reports lie; default: ~/.cache/vantage/studio",
+        help="folder for conversations and reports; default: ~/.cache/vantage/studio",
     )
     add_device(parser)
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--no-browser", action="store_true", help="print the address and do not open a browser")
     parser.add_argument("--json", action="store_true", help="print the address as JSON once the studio runs")
     parser.set_defaults(run=run, rest="models")
 
@@ -85,7 +85,7 @@ def _bring(source: str) -> str | None:
     from vantage.checkpoints.pull import PullError, pull, to_bring
 
     if to_bring(source):
-        print(f"vantage: {source} is not here yet, so it is brought now", file=sys.stderr)
+        print(f"vantage: downloading {source}", file=sys.stderr)
         try:
             with Bar("bytes") as progress:
                 pull(source, progress=progress)
@@ -108,13 +108,13 @@ def _port(port: int | None) -> int:
         try:
             probe.bind(("127.0.0.1", PORT))
         except OSError:
-            print(f"vantage: port {PORT} is taken, so another one is used", file=sys.stderr)
+            print(f"vantage: port {PORT} is in use, so another one is used", file=sys.stderr)
             return 0
     return PORT
 
 
 def _tell(url: str, *, as_json: bool, browser: bool) -> None:
-    print(json.dumps({"url": url}) if as_json else f"the studio is at {url} (Ctrl-C ends it)", flush=True)
+    print(json.dumps({"url": url}) if as_json else f"the studio is at {url} (Ctrl-C to stop)", flush=True)
     if browser:
         import threading
         import webbrowser

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 examples:
   vantage study list
-  vantage study run A2                                # a worked example, beside the document's numbers
+  vantage study run A2                                # a worked example, next to the document's numbers
   vantage study run A12 --set gain=8 --set keys=100   # with other parameters
   vantage study run P4 P5 --figures pictures          # figures as PNG, SVG and CSV
-  vantage study all --report studies                  # every quick one, as one page: studies/index.html
-  vantage study run T3                                # one that trains, by its tag
-  vantage study exercise A2 --out a2.py               # something to fill in
+  vantage study all --report studies                  # all quick ones, in one page: studies/index.html
+  vantage study run T3                                # a study that trains models
+  vantage study exercise A2 --out a2.py               # code to complete
   vantage study grade a2.py
 """
 
@@ -30,8 +30,9 @@ examples:
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "study",
-        help="the documents' results, computed; and exercises",
-        description="The course documents' statements, each computed with the real parts, with a verdict.",
+        help="run the claims of the course material (S0 to S4), and exercises",
+        description="Run the claims of the course material (S0 to S4) with the library's own parts, and say whether "
+        "each holds.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,14 +48,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a parameter (of several studies: TAG.NAME=VALUE); may be repeated",
+        help="set a parameter (with several studies: TAG.NAME=VALUE); repeatable",
     )
     run.add_argument("--figures", metavar="DIR", help="write the figures there, as PNG, SVG and CSV")
     run.add_argument("--report", metavar="DIR", help="write a page there: DIR/index.html")
     run.set_defaults(run=run_some, rest="tags")
 
     every = _parser(what, "all", "run them all", "Run every quick study; those that train models only with --train.")
-    every.add_argument("--train", action="store_true", help="those that train models as well: this takes long")
+    every.add_argument("--train", action="store_true", help="also run the studies that train models (much longer)")
     every.add_argument("--report", metavar="DIR", help="write a page there: DIR/index.html")
     every.set_defaults(run=run_all)
 
@@ -63,12 +64,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     exercise.add_argument("tag", nargs="?", metavar="TAG", help="such as A2")
     exercise.add_argument("--out", metavar="FILE", help="write it to a new file")
-    exercise.add_argument("--answer", action="store_true", help="a full answer, instead of the starter")
+    exercise.add_argument("--answer", action="store_true", help="print a full answer instead")
     exercise.set_defaults(run=run_exercise)
 
     grade = _parser(what, "grade", "check an answer", "Run the checks of an exercise on a filled-in file.")
-    grade.add_argument("file", metavar="FILE", help="what `vantage study exercise` wrote, filled in")
-    grade.add_argument("--seconds", type=float, metavar="N", help="stop the answer after so many seconds")
+    grade.add_argument("file", metavar="FILE", help="a completed file from `vantage study exercise`")
+    grade.add_argument("--seconds", type=float, metavar="N", help="time limit for the answer")
     grade.set_defaults(run=run_grade)
 
 
@@ -212,7 +213,7 @@ def run_exercise(args: argparse.Namespace) -> int:
         raise BadInput(f"name an exercise: there are {', '.join(tags())}")
     tag = None if args.tag is None else _tag(args.tag, tags())
     if args.out is not None and Path(args.out).exists():
-        raise BadInput(f"{args.out} is there already, and may be your work: give another name")
+        raise BadInput(f"{args.out} already exists and is not overwritten: give another name")
     known = exercises()
     if tag is None:
         if args.json:
@@ -237,7 +238,7 @@ def run_exercise(args: argparse.Namespace) -> int:
         with Path(args.out).open("x", encoding="utf-8") as file:
             file.write(code)
     except FileExistsError:
-        raise BadInput(f"{args.out} is there already, and may be your work: give another name") from None
+        raise BadInput(f"{args.out} already exists and is not overwritten: give another name") from None
     except OSError as error:
         raise BadInput(f"{args.out} cannot be written: {error}") from error
     print(f"{chosen.tag} {chosen.title}\n\n{chosen.task}\n")
@@ -257,7 +258,7 @@ def _tag(tag: str, known: list[str]) -> str:
 def run_grade(args: argparse.Namespace) -> int:
     path = Path(args.file)
     if not path.is_file():
-        raise BadInput(f"{args.file} is no file: `vantage study exercise TAG --out FILE` makes one to fill in")
+        raise BadInput(f"{args.file} is not a file: `vantage study exercise TAG --out FILE` writes one to complete")
     if args.seconds is not None and not 0 < args.seconds < float("inf"):
         raise BadInput(f"--seconds {args.seconds}: give a time above 0")
     from dataclasses import asdict

@@ -91,6 +91,8 @@ def show_list(studies: Sequence[Study]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from vantage.studies.sources import SOURCES
+
     table = Table("tag", "study", "sources", "about", "parameters", box=None, pad_edge=False)
     for study in studies:
         takes = f"{max(1.0, study.seconds):.0f} s" if study.seconds < 90 else f"{study.seconds / 60:.0f} min"
@@ -99,12 +101,19 @@ def show_list(studies: Sequence[Study]) -> None:
         )
         names = ", ".join(f"{p.name}={p.default}" for p in study.parameters)
         table.add_row(*map(Text, (study.tag, study.title, ", ".join(study.sources), about, names)))
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    console.print()
+    for source in SOURCES:
+        if any(source in study.sources for study in studies):
+            console.print(Text(f"{source:<4} {SOURCES[source]}"))
 
 
 def show_outcome(outcome: Outcome) -> None:
     from rich.padding import Padding
     from rich.text import Text
+
+    from vantage.studies.sources import SOURCES
 
     study, result = outcome.study, outcome.result
     console = _console()
@@ -116,9 +125,9 @@ def show_outcome(outcome: Outcome) -> None:
 
     say(Text.assemble((f"{study.tag} {study.title}", "bold"), "  ", _verdict(outcome.verdict)))
     console.print()
-    say(Text("The document says", "dim"))
+    say(Text("Claim", "dim"))
     say(study.statement, 2)
-    say(Text("What we found", "dim"))
+    say(Text("Result", "dim"))
     say(result.words, 2)
     console.print()
     console.print(_numbers(outcome))
@@ -127,7 +136,10 @@ def show_outcome(outcome: Outcome) -> None:
         say(part)
         console.print()
     settings = ", ".join(f"{name} = {value}" for name, value in outcome.values.items())
-    say(Text(f"{', '.join(study.sources)}; {settings + '; ' if settings else ''}{outcome.seconds:.1f} s", "dim"))
+    say(Text(f"{settings + '; ' if settings else ''}{outcome.seconds:.1f} s", "dim"))
+    for source in study.sources:
+        if source in SOURCES:  # a study of one's own may have another
+            say(Text(f"{source}: {SOURCES[source]}", "dim"))
 
 
 def show_summary(outcomes: Sequence[Outcome], failed: Sequence[FailedStudy], left: Sequence[Study]) -> None:

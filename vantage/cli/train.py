@@ -21,58 +21,58 @@ if TYPE_CHECKING:
 
 # Flags that say how many of the processes share what.
 AXES = {
-    "tensor": "processes that share the heads and columns of a model: short for parallel.tensor=N",
-    "context": "that share the tokens of a row: parallel.context=N",
-    "expert": "that share the experts, each with rows of its own: parallel.experts=N",
+    "tensor": "tensor parallelism: split heads and columns over N processes; short for parallel.tensor=N",
+    "context": "context parallelism: split each row's tokens over N processes; parallel.context=N",
+    "expert": "expert parallelism: split the experts over N processes, each with its own rows; parallel.experts=N",
 }
 SETTINGS = {"expert": "experts"}  # where a setting has another name
 EXAMPLE = """\
 examples:
-  vantage train --list                                # the recipes, what they reach, and with which changes
-  vantage train copy                                  # one of them
+  vantage train --list                                # the recipes and the accuracy each one reaches
+  vantage train copy                                  # run a recipe
   vantage train copy model.position=sinusoidal --out runs/a
-  vantage generate runs/a dac                         # ask what was trained: a run is a model
+  vantage generate runs/a dac                         # a run's folder is a model
   vantage train my-settings.toml
-  vantage train my-settings.toml --resume             # go on after Ctrl-C, a crash or a kill
-  vantage train --resume runs/copy --steps 1200       # go on with a run as it was begun; more steps for a finished one
+  vantage train my-settings.toml --resume             # continue after Ctrl-C or a crash
+  vantage train --resume runs/copy --steps 1200       # continue a run; more steps for a finished one
   vantage train tune.toml model.source=smollm2 model.lora.rank=8 --out runs/tuned
-  vantage train copy --track wandb                    # log to Weights & Biases as well; or mlflow
+  vantage train copy --track wandb                    # also log to Weights & Biases (or mlflow)
   torchrun --nproc-per-node 2 -m vantage train copy   # two processes
-  torchrun --nproc-per-node 2 -m vantage train copy --tensor-parallel 2   # each with a half of the heads and columns
-  torchrun --nproc-per-node 8 -m vantage train copy --tensor-parallel 2 --context-parallel 2   # and of each row
+  torchrun --nproc-per-node 2 -m vantage train copy --tensor-parallel 2   # half of the heads and columns in each
+  torchrun --nproc-per-node 8 -m vantage train copy --tensor-parallel 2 --context-parallel 2   # and half of each row
 
 Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard, average and
-parallel; KEY=VALUE changes any of them. A recipe says what it reaches and which changes leave that standing (--list); a
-run with another change says so. The run lives in a folder: log.jsonl, TensorBoard's files, checkpoints, and in the end
-the model. vt.load, `vantage generate` and the other verbs take that folder. A model that is loaded (model.is =
-"loaded") with model.lora gets an adapter, which the other verbs also take as --adapter runs/tuned, and which
-model.adapter=runs/tuned trains on. A recurrent model is read by load_recurrent (vantage.families.recurrent), a
-classifier by load_classifier (vantage.training.saved_model).
+parallel; KEY=VALUE changes any of them. --list shows what each recipe reaches and which changes keep it; a run
+with any other change prints a note. The run's folder holds log.jsonl, TensorBoard files, checkpoints and, at the
+end, the model. vt.load, `vantage generate` and the other commands take that folder. A loaded model (model.is =
+"loaded") with model.lora trains an adapter; other commands take it as --adapter runs/tuned, and
+model.adapter=runs/tuned continues its training. Load a recurrent model with vantage.families.recurrent.load_recurrent,
+a classifier with vantage.training.saved_model.load_classifier.
 """
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "train",
-        help="train a model, or go on training one",
-        description="Train a model as a file of settings says.",
+        help="train a model, or continue a run",
+        description="Train a model from a recipe or a settings file.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "settings", nargs="?", metavar="CONFIG", help="a TOML file, the name of a recipe, or the folder of a run"
     )
-    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="changes to the settings")
-    parser.add_argument("--out", metavar="FOLDER", help="where the run lives; default: runs/NAME")
-    parser.add_argument("--steps", type=int, metavar="N", help="how many steps, all counted: short for loop.steps=N")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in that folder")
     parser.add_argument(
-        "--track", action="append", default=[], metavar="NAME", help="wandb or mlflow: log there as well"
+        "changes", nargs="*", metavar="KEY=VALUE", help="settings to change, such as model.position=alibi"
     )
-    parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda where there is one")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the run; default: runs/NAME")
+    parser.add_argument("--steps", type=int, metavar="N", help="total number of steps; short for loop.steps=N")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in that folder")
+    parser.add_argument("--track", action="append", default=[], metavar="NAME", help="also log to wandb or mlflow")
+    parser.add_argument("--device", help="cpu or cuda; default: VANTAGE_DEVICE, or cuda if there is a GPU")
     for axis, what in AXES.items():
         parser.add_argument(f"--{axis}-parallel", type=at_least(1), metavar="N", help=what)
-    parser.add_argument("--check", action="store_true", help="read and check the settings, print them, train nothing")
+    parser.add_argument("--check", action="store_true", help="check and print the settings without training")
     parser.add_argument("--list", action="store_true", help="list the recipes that come with Vantage")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run, rest="changes")
@@ -153,7 +153,7 @@ def _list() -> int:
     from vantage.training.promises import promise_of
     from vantage.training.tables import recipes
 
-    table = Table("recipe", "what it shows, and reaches")
+    table = Table("recipe", "description and result")
     for name, path in recipes().items():
         first = path.read_text().splitlines()[0]
         lines = [first.lstrip("# ")] if first.startswith("#") else []
@@ -162,7 +162,7 @@ def _list() -> int:
             lines.append(f"Reaches {promise.reaches}{also}.")
         table.add_row(name, "\n".join(lines))
     Console().print(table)
-    print("With any other change a recipe may not reach what it says; a run says so.")
+    print("With any other change a recipe may not reach its result; the run then prints a note.")
     return 0
 
 
@@ -174,7 +174,7 @@ def _on_interrupt(training_run: Any) -> Iterator[None]:
         training_run.loop.stop = True
         with contextlib.suppress(OSError):  # whoever read it may have gone
             # not print, which may be in the middle of a line
-            os.write(2, b"stopping after this step; once more to stop at once\n")
+            os.write(2, b"stopping after this step; press Ctrl-C again to stop at once\n")
 
     with stopping(stop, signal.SIGINT, signal.SIGTERM):
         yield
@@ -191,7 +191,7 @@ def _print_result(args: argparse.Namespace, trained: Trained, training_run: Run)
         print(f"done: {trained.step} steps; the model is in {trained.kept}, the log in {trained.folder}")
         if (prompt := _prompt(training_run, trained)) is not None:
             words = ["vantage", "generate", str(trained.folder), prompt, *_parts_flags(args)]
-            print(f"ask it: {shlex.join(words)}")
+            print(f"try it: {shlex.join(words)}")
     else:
         device = [] if args.device is None else ["--device", args.device]
         track = [word for name in args.track for word in ("--track", name)]
@@ -199,7 +199,7 @@ def _print_result(args: argparse.Namespace, trained: Trained, training_run: Run)
         arranged = [word for axis, n in _counts(args).items() for word in (f"--{axis}-parallel", str(n))]
         more = ["--out", str(trained.folder), *device, *steps, *arranged, *track, *_parts_flags(args), "--resume"]
         words = ["vantage", "train", args.settings, *args.changes, *more]
-        print(f"saved after {trained.step} steps; go on with: {shlex.join(words)}")
+        print(f"saved after {trained.step} steps; continue with: {shlex.join(words)}")
 
 
 def _parts_flags(args: argparse.Namespace) -> list[str]:

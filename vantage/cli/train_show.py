@@ -46,7 +46,7 @@ class TrainingDisplay:
             print(f"reading text: {done / total:.0%}", file=sys.stderr)
 
     def begun(self, step: int, steps: int, about: str) -> None:
-        resumed = f", going on from step {step}" if step else ""
+        resumed = f", continuing from step {step}" if step else ""
         print(f"{about}{resumed}; the run is in {self.folder}", file=sys.stderr)
         self._steps = steps
         if sys.stderr.isatty():

@@ -108,7 +108,7 @@ def _device(name: str | None) -> torch.device:
         return generation_device()
     check_device(name, " or cuda" if has_gpu else " (there is no GPU that torch can use here)")
     if name.startswith("cuda") and not has_gpu:
-        raise BadInput("device='cuda': torch finds no GPU here. Use cpu, or install torch with CUDA")
+        raise BadInput("device='cuda': torch finds no GPU. Use cpu, or install torch with CUDA")
     return torch.device(name)
 
 

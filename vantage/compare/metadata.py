@@ -88,5 +88,5 @@ def experiment_in(folder: Path) -> Experiment:
     try:
         fields = json.loads((folder / EXPERIMENT_FILE).read_text())["study"]
     except (OSError, ValueError, KeyError) as e:
-        raise BadInput(f"there is no experiment in {folder} to go on with ({e})") from e
+        raise BadInput(f"there is no experiment to continue in {folder} ({e})") from e
     return kept_experiment(fields, str(folder / EXPERIMENT_FILE))

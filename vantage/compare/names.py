@@ -105,7 +105,7 @@ def refuse_occupied(folder: Path) -> None:
         raise BadInput(f"{folder} is a file: give the folder of the experiment (--out)")
     if (folder / EXPERIMENT_FILE).exists():
         raise BadInput(
-            f"{folder} holds an experiment already: go on with it (--resume), or choose another folder (--out)"
+            f"{folder} already holds an experiment: continue it (--resume), or choose another folder (--out)"
         )
 
 

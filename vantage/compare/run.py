@@ -135,7 +135,9 @@ def _train_missing(
 
 def _spent_message(budget: Budget | None, finished: int, wanted: int) -> str:
     assert budget is not None
-    return f"the budget of {duration(budget.seconds)} ended with {finished} of {wanted} runs finished: --resume goes on"
+    return (
+        f"the budget of {duration(budget.seconds)} ended with {finished} of {wanted} runs finished: --resume continues"
+    )
 
 
 def _comparable(experiment: Experiment, finished: Mapping[Key, RunResult]) -> list[RunResult]:

@@ -135,7 +135,7 @@ class TransformersModel(Subject):
         config = model.config.get_text_config(decoder=True)
         if model.config.is_encoder_decoder or not model.can_generate():
             raise BadInput(
-                f"{name} is no causal language model, the only kind of transformers model that check knows: "
+                f"{name} is not a causal language model, the only kind of transformers model that check supports: "
                 "wrap it in a callable (tokens, positions, cache) -> logits and pass vocab="
             )
         self.model, self._new_cache, self._config = model, new_cache, config

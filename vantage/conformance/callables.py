@@ -61,7 +61,7 @@ class CallableModel(Subject):
         return tokens  # on the right of a causal model padding is any later token
 
     def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
-        raise NotApplicable("a callable is given positions only, so nobody knows what its masks count")
+        raise NotApplicable("what the masks of a callable count cannot be seen from outside")
 
     def new_cache(self, batch: int, *, length: int | None = None) -> Any:
         if self._takes < len(FULL):

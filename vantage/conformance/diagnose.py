@@ -123,7 +123,7 @@ def explain_counting(p: Probe, first: int, errors: list[float]) -> Fault:
     tokens = p.tokens[:2, : wrong + 1]
     cache = p.subject.new_cache(len(tokens))
     step = [p.subject.run(piece, None, cache) for piece in tokens.split(p.step_sizes(wrong + 1), 1)][-1][:, -1]
-    name = "the cache counts wrongly where the next token stands"
+    name = "the cache computes the next token's position wrongly"
     for at in (wrong - 1, wrong + 1, 0):
         positions = p.positions(tokens).clone()
         positions[:, wrong] = at

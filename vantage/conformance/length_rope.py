@@ -21,7 +21,7 @@ GROWN_MOST = 128  # a longer original length is not recomputed for a row
 def length_dependent_rope(p: Probe) -> Finding:
     facts = p.subject.facts
     if facts.original is None:
-        raise NotApplicable("no part of it says that it depends on the length of the context")
+        raise NotApplicable("no part depends on the context length")
     if "cached-steps" in p.failed:
         raise NotApplicable("cached-steps fails already, so this cannot be told apart")
     past = PAST if facts.limit is None else min(PAST, facts.limit - facts.original)

@@ -29,7 +29,7 @@ PARTS, FORMULA = "positions-not-slots", "attention-formula"
 
 def own(p: Probe) -> OwnModel:
     if (subject := own_or_none(p)) is None:
-        raise NotApplicable("asked of Vantage's own models only: nobody sees inside this one")
+        raise NotApplicable("only for Vantage's own models: others cannot be looked into")
     return subject
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vantage.errors import BadInput, Refused
 from vantage.figures.canvas import new_figure
 from vantage.figures.chart import Bars, Figure, Heat, Histogram, Lines, Panel
-from vantage.figures.heatmap import coloured
+from vantage.figures.heatmap import SIGNED, coloured
 from vantage.figures.palette import LIGHT, PAPER
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _heat(cell: Any, axes: Axes, panel: Heat) -> None:
     if low == high:
         low, high = min(low, 0.0), max(high, 0.0) or 1.0
     clean = [[value if math.isfinite(value) else math.nan for value in row] for row in data]
-    image: Any = coloured(axes, clean, "RdBu_r" if panel.diverging else "cividis", low, high)
+    image: Any = coloured(axes, clean, SIGNED if panel.diverging else "cividis", low, high)
     cell.colorbar(image, ax=axes, shrink=0.9).outline.set_visible(False)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)

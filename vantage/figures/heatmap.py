@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 SIDE = 512  # cells along a side at most: each has a pixel of its own, so none is skipped in drawing
+SIGNED = "RdBu"  # below 0 red, above 0 blue, as in the studio's own charts
 LABELS = 48  # more tokens than this along a side cannot be read
 
 
@@ -65,7 +66,7 @@ def heat(axes: Axes, matrix: Tensor, *, title: str = "", signed: bool = False, s
     if signed:
         finite = cells[cells.isfinite()]
         top = float(finite.abs().max()) if len(finite) else 1.0
-        image = coloured(axes, data, "RdBu_r", -(top or 1.0), top or 1.0, extent=extent)
+        image = coloured(axes, data, SIGNED, -(top or 1.0), top or 1.0, extent=extent)
         axes.set_facecolor("0.85")
     else:
         image = coloured(axes, data, "magma", 0.0, max(1e-9, float(cells.max())), power=0.5, extent=extent)

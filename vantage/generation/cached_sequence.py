@@ -91,7 +91,7 @@ class CachedSequence:
             logits = model(tokens, cache=self.cache, source=source, **placed)
         else:  # the head is the widest map of all: only for those who are asked for
             hidden = model.hidden(tokens, cache=self.cache, source=source, **placed)
-            logits = model.head(hidden[:, len(new) - want :])
+            logits = model.head(hidden[:, len(new) - want :]) if want else hidden[:, :0]
         self._source = None
         self.tokens += new
         self.work.calls += 1

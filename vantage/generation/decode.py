@@ -277,7 +277,7 @@ def decode_loop(
 ) -> DecodeLoop:
     """The loop of one answer, made ready: it ends with the model's last position at the latest."""
     if not tokens or max_tokens < 1:
-        raise BadInput(f"{len(tokens)} tokens to go on from, max_tokens={max_tokens}: give at least 1 of each")
+        raise BadInput(f"{len(tokens)} prompt tokens, max_tokens={max_tokens}: give at least 1 of each")
     if row is None:
         row = CachedSequence(model, new_cache(model, "contiguous", 0 if draft is None else draft.tokens), (), source)
     if len(row.tokens) >= len(tokens):

@@ -108,6 +108,6 @@ class ContextWatch:
 
 def _too_long(what: str, limit: int, advice: str) -> str:
     return (
-        f"this model was made for {limit:,} tokens, and {what}: it has never seen positions past that, and what it "
-        f"says there is often nonsense. To stay inside, {advice}"
+        f"this model was made for {limit:,} tokens, and {what}: it has never seen later positions, and its "
+        f"output there is often nonsense. To stay inside, {advice}"
     )

@@ -16,6 +16,7 @@ from vantage.inspect.select import Numbers, choose_sites, read_source, read_toke
 from vantage.inspect.sites import KernelCall, observing, sites_of
 from vantage.model import Model
 
+CLEAREST = 5  # heads of each kind that are printed
 LONGEST = 512  # tokens of the text that are read, unless more are asked for
 
 
@@ -105,9 +106,23 @@ class Atlas:
         """Measures that mean something somewhere in this model."""
         return [n for n in MEASURES if not all(math.isnan(head.measures[n]) for head in self.heads)]
 
-    def __repr__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """How many heads are called what, in a line."""
         counts = ", ".join(f"{n} {kind}" for kind, n in self.counts.items() if n)
-        return f"Atlas({len(self.heads)} heads on {self.tokens} tokens: {counts})"
+        return f"{len(self.heads)} heads on {self.tokens} tokens: {counts}"
+
+    def __repr__(self) -> str:
+        return f"Atlas({self.summary})"
+
+    def __str__(self) -> str:
+        """The summary, and the clearest heads of each kind with their mean weight."""
+        lines = [self.summary]
+        for kind in asdict(self.thresholds):
+            if named := self.of(kind):
+                best = ", ".join(f"{head.layer}.{head.head} ({head.measures[kind]:.2f})" for head in named[:CLEAREST])
+                lines.append(f"  {kind:<11}{best}{', …' if len(named) > CLEAREST else ''}")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         from vantage.inspect.plots import plot_atlas

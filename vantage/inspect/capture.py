@@ -66,9 +66,9 @@ def capture(
     """
     tokens = read_tokens(model, text, beyond=beyond)
     if not isinstance(steps, int) or steps < 0:
-        raise BadInput(f"steps={steps!r}: give the number of tokens to go on for, 0 or more")
+        raise BadInput(f"steps={steps!r}: give the number of tokens to generate, 0 or more")
     if steps and len(tokens) != 1:
-        raise BadInput(f"{len(tokens)} rows and steps={steps}: going on works for one row at a time")
+        raise BadInput(f"{len(tokens)} rows and steps={steps}: generating works for one row at a time")
     total = _width(model, tokens) + steps
     if model.spec.embedding.source is None:
         check_length(model, total, beyond=beyond)

@@ -73,7 +73,7 @@ class PassCost:
     def _repr_html_(self) -> str:
         rows = [[p.name, p.operations, p.bytes, p.intensity] for p in self.parts if p.operations]
         title = f"{self.name}: {self.queries:,} queries, {self.keys:,} keys"
-        return page_table(title, ["part", "operations", "bytes", "a byte"], rows)
+        return page_table(title, ["part", "operations", "bytes", "per byte"], rows)
 
     @property
     def seconds(self) -> float | None:
@@ -115,7 +115,7 @@ class Cost:
 
     @property
     def header(self) -> list[str]:
-        return ["part", *(f"{one.name}: {what}" for one in self.passes for what in ("operations", "bytes", "a byte"))]
+        return ["part", *(f"{one.name}: {what}" for one in self.passes for what in ("operations", "bytes", "per byte"))]
 
     def rows(self) -> list[list[Any]]:
         def cells(parts: Any) -> list[Any]:

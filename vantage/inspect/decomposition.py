@@ -99,12 +99,17 @@ class Decomposition:
     def header(self) -> list[str]:
         return ["head", "share of position", *(f"{term.name} (spread)" for term in self.terms)]
 
-    def __repr__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """What was decomposed, in a line."""
         names = ", ".join(term.name for term in self.terms)
         return (
-            f"Decomposition({self.kind} {self.layer}: {len(self.heads)} heads, {len(self.queries)} queries; {names}; "
-            f"off by {self.error:.1e})"
+            f"scores of {self.kind} attention, layer {self.layer}: {len(self.heads)} heads, {len(self.queries)} "
+            f"queries; parts: {names} (their sum is off by at most {self.error:.1e})"
         )
+
+    def __repr__(self) -> str:
+        return f"Decomposition({self.summary})"
 
     def _repr_html_(self) -> str:
         from vantage.inspect.plots import plot_decomposition

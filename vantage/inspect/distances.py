@@ -82,9 +82,16 @@ class Distances:
         """Each head: the step it can tell at each distance; – where it can tell none."""
         return [[h, *(f"{n:,}" if n else "–" for n in row)] for h, row in enumerate(self.resolution.int().tolist())]
 
+    @property
+    def summary(self) -> str:
+        """What was measured, in a line."""
+        slow = (
+            "" if self.turns is None else f"; {self.untrained_bands} of {len(self.turns)} bands make less than a turn"
+        )
+        return f"layer {self.layer}: distances up to {self.upto:,}, context {self.trained}{slow}"
+
     def __repr__(self) -> str:
-        bands = "" if self.turns is None else f", {self.untrained_bands} of {len(self.turns)} bands turn less than once"
-        return f"Distances(layer {self.layer}: trained to {self.trained}, looked at up to {self.upto:,}{bands})"
+        return f"Distances({self.summary})"
 
     def _repr_html_(self) -> str:
         return page_table(repr(self), self.header, self.rows())

@@ -103,7 +103,7 @@ def extend(
             raise BadInput(f"a length of {n}: give 64 tokens or more, there must be room for a question")
         if len(tokens) < n:
             raise BadInput(
-                f"the text has {len(tokens):,} tokens and a length of {n:,} was asked for: give a longer text"
+                f"the text has {len(tokens):,} tokens and a length of {n:,} was requested: give a longer text"
             )
     count = 2 * len(lengths) * (1 + tries)
     finished = 0

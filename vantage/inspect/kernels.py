@@ -87,9 +87,11 @@ def kernel_choices(
     if device == "cuda" and not torch.cuda.is_available():
         raise Refused("there is no GPU here to ask for: leave the device out, or say cpu")
     if model.encoder is not None:
-        raise Refused("an encoder-decoder reads a source besides its tokens: ask its encoder and decoder one by one")
+        raise Refused("an encoder-decoder also reads a source: inspect its encoder and its decoder separately")
     if any(isinstance(module, PackedLinear) for module in model.modules()):
-        raise Refused("packed weights run native code, which cannot be asked: load the model with dtype=torch.float32")
+        raise Refused(
+            "quantised weights run native code, which has no kernel to choose: load the model with dtype=torch.float32"
+        )
     choices: list[KernelChoice] = []
     sites = sites_of(model)
     handles = [site.module.register_forward_pre_hook(partial(_ask, site, choices)) for site in sites]

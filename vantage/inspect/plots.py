@@ -87,7 +87,7 @@ def plot_decomposition(parts: Decomposition, head: int | None = None) -> Figure:
         grid[-1].barh(range(len(names)), bands[:, at].tolist(), color="0.4")
         grid[-1].set_yticks(range(len(names)), names, fontsize=6)
         grid[-1].set_ylabel("wavelength of the band (positions)")
-        grid[-1].set_title("share of what position says", fontsize=9)
+        grid[-1].set_title("share explained by position", fontsize=9)
         grid[-1].invert_yaxis()
     figure.suptitle(f"{parts.kind} attention, layer {parts.layer}, head {head}: scores before the softmax")
     return figure

@@ -18,8 +18,8 @@ Numbers = int | slice | Iterable[int] | None
 def need_model(model: Any) -> None:
     if not isinstance(model, Model):
         raise BadInput(
-            f"{type(model).__name__} is no transformer of ours and has no attention weights to show here: "
-            "give what vt.load or vt.build made of a decoder, an encoder or both"
+            f"{type(model).__name__} is not a Vantage transformer, so it has no attention weights to show: "
+            "give a model from vt.load or vt.build"
         )
 
 

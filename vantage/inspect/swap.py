@@ -53,7 +53,7 @@ def swap(
     _check(model, base, scaling, window, max_length)
     if position is not None and (base is not None or scaling is not KEEP):
         raise BadInput(
-            "position= says the whole encoding: give base= and scaling= inside it, as vt.Rope(base=, scaling=)"
+            "position= is the whole encoding: give base= and scaling= inside it, as vt.Rope(base=, scaling=)"
         )
     if position is None and base is None and scaling is KEEP and window is KEEP and max_length is None:
         raise BadInput("nothing to swap: say position=, base=, scaling=, window= or max_length=")
@@ -72,7 +72,7 @@ def swap(
 def _check(model: Any, base: Any, scaling: Any, window: Any, max_length: Any) -> None:
     """What each of them may be; what it may be in this model is asked later."""
     if not isinstance(model, Model):
-        raise BadInput(f"{model!r:.80} is no transformer of ours: give what vt.load or vt.build made")
+        raise BadInput(f"{model!r:.80} is not a Vantage transformer: give a model from vt.load or vt.build")
     if base is not None and (not isinstance(base, (int, float)) or isinstance(base, bool)):
         raise BadInput(f"base={base!r}: use a positive number (the paper's is 10000)")
     if scaling is not None and scaling is not KEEP and (isinstance(scaling, type) or not isinstance(scaling, Rule)):
@@ -196,8 +196,8 @@ class _Builder:
         named = [name for name, _ in module.named_parameters()]
         if named and not self._init:
             raise Refused(
-                f"{part} has weights of its own ({', '.join(named)}), and this model has none for it: "
-                "say init=True to start with untrained ones, or choose an encoding without (RoPE, ALiBi, none)"
+                f"{part} has weights of its own ({', '.join(named)}), which this model lacks: "
+                "pass init=True to start with untrained ones, or choose an encoding without (RoPE, ALiBi, none)"
             )
         return module.to(self._device, self._dtype)
 

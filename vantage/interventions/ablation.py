@@ -56,7 +56,7 @@ def ablate(
         base, activation, replacement, measure, by=by, layers=chosen, positions=where, progress=progress
     )
     labels = tuple(f"{n} {base.labels[n]!r}" if by == "positions" else str(n) for n in cells)
-    title = f"ablation ({how}) of {activation} by {by}"
+    title = f"{how} ablation of {activation} by {by}"
     return Sweep(title, activation, by, measure.name, tuple(chosen), cells, labels, values, base.measured(measure))
 
 

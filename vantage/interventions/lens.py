@@ -129,7 +129,7 @@ class LogitLens:
 
     def __repr__(self) -> str:
         name = "tuned lens" if self.tuned else "logit lens"
-        return f"{name}: {len(self.stages)} places in the residual stream, {len(self.positions)} tokens"
+        return f"{name}: {len(self.stages)} layers (with the embedding), {len(self.positions)} tokens"
 
     def _repr_html_(self) -> str:
         from vantage.interventions.plots import plot_lens

@@ -18,11 +18,11 @@ WORDS = 24  # tokens of a lens up to which guesses are written into the cells
 
 
 def plot_sweep(sweep: Sweep) -> Figure:
-    """Layers down, positions or heads across; red is more, blue is less."""
+    """Layers down, positions or heads across; blue raises the measure, red lowers it."""
     figure = new_figure(max(6.0, 0.28 * len(sweep.cells) + 3), max(4.0, 0.18 * len(sweep.layers) + 2))
     axes = figure.subplots()
     image = heat(axes, sweep.effects, title=f"{sweep.title}\n{sweep.measure}", signed=True)
-    share = "share of the way to the clean text" if sweep.goal is not None else f"change of the {sweep.measure}"
+    share = "recovered share (0: corrupted, 1: clean)" if sweep.goal is not None else f"change in {sweep.measure}"
     figure.colorbar(image, ax=axes, label=share)
     token_ticks(axes, list(map(str, sweep.layers)), list(sweep.labels))
     axes.set_ylabel("layer")

@@ -38,7 +38,7 @@ class Target:
         return Target(
             token,
             other,
-            f"logit of {shown[0]} less that of {shown[1]}" if other is not None else f"log-probability of {shown[0]}",
+            f"logit difference {shown[0]} − {shown[1]}" if other is not None else f"log-probability of {shown[0]}",
         )
 
 

@@ -38,7 +38,7 @@ class ChosenKeysKernel:
 
     def refuses(self, need: Need, q: Tensor, view: View) -> str | None:
         if chosen_keys(need) is None:
-            return "the chosen kernel reads keys that were chosen for each query, and none were"
+            return "the chosen kernel is for sparse attention, where each query has a list of keys"
         if need.weights:
             return "the chosen kernel does not hand back weights"
         if need.value_bias is not None:

@@ -97,7 +97,7 @@ def chooser(kernel: str | Kernel) -> Choose:
 
     def choose(need: Need, q: Tensor, view: View) -> Kernel:
         if (why := named.refuses(need, q, view)) is not None:
-            raise Refused(f"the kernel {named.name!r} was asked for, but {why}; use kernel='auto'")
+            raise Refused(f"the kernel {named.name!r} was requested, but {why}; use kernel='auto'")
         return named
 
     return choose
@@ -206,15 +206,15 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
             why = refused
         elif yields is not None and yields(need, q, view):
             slower = (
-                "yields: slower here than in tiles"
+                "slower than tiles here"
                 if q.device.type == "cpu"
-                else "yields: a plan pays for long rows whose shape has come in three passes"
+                else "its plan pays off only for long rows, from the third pass of a shape on"
             )
-            why = f"yields: it would form {formed:,} numbers" if formed else slower
+            why = f"it would form {formed:,} numbers" if formed else slower
         elif chosen == IN_BLOCKS and candidate.forms_too_much(need, q, view):
             why = f"it would form {formed:,} numbers"
         else:
-            why = "not needed: another one comes first"
+            why = "not needed: an earlier one accepts"
         reasons[kernel.name] = why
     in_blocks = kernel_named(IN_BLOCKS)
     refused = in_blocks.refuses(need, q, view)

@@ -40,7 +40,7 @@ WIRINGS: dict[str, Wiring | Parallel] = {"pre": PRE, "post": POST, "sandwich": S
 
 def decoder_spec(vocab: int, options: DecoderOptions) -> ModelSpec:
     if options.bidirectional and options.mask is not None:
-        raise BadInput("bidirectional=True takes the causal mask away: give it or mask=, not both")
+        raise BadInput("bidirectional=True removes the causal mask: give it or mask=, not both")
     usual = Everything() if options.bidirectional else Causal()
     spec = _stack(vocab, options, _whole_mask(options.mask, usual & SameSegment()), _attention(options))
     return replace(spec, head=Head(tied=options.tied))

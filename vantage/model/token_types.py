@@ -44,5 +44,5 @@ class NoTokenTypes(nn.Module):
 
     def forward(self, x_BTD: Tensor, types_BT: Tensor | None = None) -> Tensor:
         if types_BT is not None:
-            raise BadInput("this model knows no token types: leave types out")
+            raise BadInput("this model has no token types: leave types out")
         return x_BTD

@@ -32,7 +32,7 @@ class Alibi:
 
     slopes: tuple[float, ...] | None = field(
         default=None,
-        metadata=parameter("one a head, as in 0.5, 0.25; empty: the paper's", default="", read=_read_slopes),
+        metadata=parameter("one per head, as in 0.5, 0.25; empty: the paper's", default="", read=_read_slopes),
     )
 
     shared = True  # no annotation: not a field

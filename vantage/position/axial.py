@@ -32,9 +32,9 @@ class AxialRope:
 
     base: float = field(
         default=10000.0,
-        metadata=parameter("the slowest pair turns once in 2π times as many rows or columns", 2.0, 1e9),
+        metadata=parameter("the slowest pair has a wavelength of 2π times this, in rows or columns", 2.0, 1e9),
     )
-    layout: str = field(default="whole", metadata=parameter("where the pairs of each axis lie", choices=LAYOUTS))
+    layout: str = field(default="whole", metadata=parameter("which dimensions each axis uses", choices=LAYOUTS))
 
     shared = True  # no annotation: not a field, and so below
     effect = Rope.effect

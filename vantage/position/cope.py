@@ -29,7 +29,7 @@ COUNTED = Causal() & SameSegment()
 class CoPE:
     """Counts stop at ``max_positions`` - 1."""
 
-    max_positions: int = field(default=64, metadata=parameter("counts stop here", 2, 1024))
+    max_positions: int = field(default=64, metadata=parameter("largest contextual position", 2, 1024))
 
     shared = False  # no annotation: not a field, and so below
     every_key = True

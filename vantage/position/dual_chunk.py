@@ -26,8 +26,8 @@ from vantage.spec.registry import Entry, Refusal, parameter
 class DualChunk:
     """``chunk`` is at most the length that the model was made for."""
 
-    chunk: int = field(default=192, metadata=parameter("no distance looks larger", 2, 1_000_000))
-    local: int = field(default=16, metadata=parameter("distances that are kept across a border, at least", 0, 999_999))
+    chunk: int = field(default=192, metadata=parameter("chunk size: the largest distance the model sees", 2, 1_000_000))
+    local: int = field(default=16, metadata=parameter("distances kept exact across a chunk border", 0, 999_999))
     rope: Rope = Rope()
 
     shared = True  # no annotation: not a field
@@ -80,7 +80,7 @@ ENTRY = Entry(
     "dual-chunk",
     DualChunk,
     "Dual chunks",
-    "RoPE in chunks whose positions begin anew, so that no distance grows large: no training (An et al. 2024).",
+    "RoPE in chunks whose positions restart, so that no distance grows large; needs no training (An et al. 2024).",
     variants={"dual-chunk": lambda size: DualChunk(6, 2)},
     refusals=(Refusal({"mask": ("prefix", "bidirectional")}, "Dual chunk attention looks back"),),
     compared=False,  # trained with it, nothing is extended: `vantage compare --extend` has it

@@ -27,12 +27,12 @@ EPS = 1e-6  # keeps the first position, where ψ is 0, from dividing by it
 class Fire:
     """``init_L``: below this position the distance counts as it is. ``bidirectional=None``: as the attention is."""
 
-    hidden: int = field(default=32, metadata=parameter("width of the network that is learned", 1, 256))
-    init_c: float = field(default=0.1, metadata=parameter("how early the logarithm bends, at first", 1e-4, 100.0))
+    hidden: int = field(default=32, metadata=parameter("hidden width of the learned network", 1, 256))
+    init_c: float = field(default=0.1, metadata=parameter("initial c in log(c·distance + 1)", 1e-4, 100.0))
     init_L: float = field(
-        default=512.0, metadata=parameter("below this position the distance counts as it is", 1.0, 65536.0)
+        default=512.0, metadata=parameter("initial threshold below which distances are not normalised", 1.0, 65536.0)
     )
-    bidirectional: bool | None = field(default=None, metadata=parameter("looks into the future as well"))
+    bidirectional: bool | None = field(default=None, metadata=parameter("also for keys after the query"))
 
     shared = False  # no annotation: not a field
 

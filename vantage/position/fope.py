@@ -31,11 +31,11 @@ class FoPE:
     """``slow``: pairs that are left out stand still. The authors' code gave them a sine of 1 as well, so that their
     product counts twice: "doubled" is for weights that were trained with that."""
 
-    length: int = field(default=512, metadata=parameter("pairs that turn less than once in so many stand still", 7))
-    spread: float = field(default=0.1, metadata=parameter("how far the mixes begin from RoPE", 0.0, 4.0))
-    base: float = field(default=10000.0, metadata=parameter("as RoPE's", 2.0, 1e9))
+    length: int = field(default=512, metadata=parameter("pairs with a longer wavelength are not rotated", 7))
+    spread: float = field(default=0.1, metadata=parameter("initial deviation from RoPE", 0.0, 4.0))
+    base: float = field(default=10000.0, metadata=parameter("as in RoPE", 2.0, 1e9))
     pairing: str = field(default="halves", metadata=parameter("which dimensions form a pair", choices=PAIRINGS))
-    slow: str = field(default="still", metadata=parameter("what the slow pairs do", choices=tuple(SLOW)))
+    slow: str = field(default="still", metadata=parameter("what happens to slow pairs", choices=tuple(SLOW)))
 
     shared = True  # no annotation: not a field, and so below
     effect = Effect("Fourier mix", linear=True)
@@ -111,7 +111,8 @@ ENTRY = Entry(
     "fope",
     FoPE,
     "FoPE",
-    "RoPE whose cosines and sines are learned mixes over all frequencies; slow pairs stand still (Hua et al. 2024).",
+    "RoPE whose cosines and sines are learned mixes over all frequencies; slow pairs are not rotated (Hua et al. "
+    "2024).",
     variants={
         "fope": lambda size: FoPE(length=size.length),
     },

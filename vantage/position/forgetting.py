@@ -30,7 +30,7 @@ NOT_CAUSAL = (
 class Forgetting:
     """``bias`` is where the gates begin: at 4, a score loses 0.018 with every token."""
 
-    bias: float = field(default=4.0, metadata=parameter("where the gates begin: at 4 they are 0.982", -8.0, 16.0))
+    bias: float = field(default=4.0, metadata=parameter("initial gate bias: 4 gives gates of 0.982", -8.0, 16.0))
 
     shared = False  # no annotation: not a field
 

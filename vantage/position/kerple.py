@@ -25,7 +25,7 @@ SMALLEST = 0.01  # no head starts so flat that it hardly learns
 class Kerple:
     """``kind`` is "log" (the paper's best) or "power"."""
 
-    kind: str = field(default="log", metadata=parameter("a logarithm of the distance, or a power of it", choices=KINDS))
+    kind: str = field(default="log", metadata=parameter("logarithm or power of the distance", choices=KINDS))
 
     shared = False  # no annotation: not a field
 

@@ -31,7 +31,7 @@ class Learned:
             read=lambda word, fit: None if word == "refuse" else word,
         ),
     )
-    offset: int = field(default=0, metadata=parameter("rows in front that no position uses", 0, 64))  # OPT: 2
+    offset: int = field(default=0, metadata=parameter("unused rows at the start of the table", 0, 64))  # OPT: 2
 
     shared = True  # no annotation: not a field
 

@@ -28,7 +28,7 @@ class MultiAxisRope:
     """``sections``: how many pairs each axis has; none: three axes, in equal parts."""
 
     sections: tuple[int, ...] = ()
-    interleaved: bool = field(default=False, metadata=parameter("pairs of the axes in turns, not in runs"))
+    interleaved: bool = field(default=False, metadata=parameter("pairs of the axes interleaved instead of in blocks"))
     rope: Rope = Rope()
 
     shared = True  # no annotation: not a field, and so below
@@ -126,7 +126,7 @@ ENTRY = Entry(
     "mrope",
     MultiAxisRope,
     "M-RoPE",
-    "RoPE for tokens that stand on several axes, as patches of an image do: each pair turns by one (Qwen2-VL 2024).",
+    "RoPE for tokens with several axes, such as image patches: each pair is rotated by one axis (Qwen2-VL 2024).",
     variants={
         "mrope": lambda size: MultiAxisRope(),
         "mrope-interleaved": lambda size: MultiAxisRope(interleaved=True),

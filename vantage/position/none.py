@@ -20,6 +20,6 @@ ENTRY = Entry(
     "none",
     NoPE,
     "None (NoPE)",
-    "No encoding: the causal mask alone tells a decoder where it is.",
+    "No encoding: a decoder learns position from the causal mask alone.",
     randomised=False,
 )

@@ -40,8 +40,8 @@ BLOCK = 64  # keys folded at once: more of them are fewer steps, and a larger tr
 class PaTH:
     """``rank`` of the map that w comes from, ``taps`` of the convolution behind it."""
 
-    rank: int = field(default=32, metadata=parameter("rank of the map that directions come from", 1, 1024))
-    taps: int = field(default=3, metadata=parameter("tokens that a direction is made of", 2, 16))
+    rank: int = field(default=32, metadata=parameter("rank of the map that computes the directions", 1, 1024))
+    taps: int = field(default=3, metadata=parameter("convolution taps: tokens that form a direction", 2, 16))
 
     shared = False  # no annotation: not a field, and so below
     every_key = True

@@ -73,6 +73,6 @@ ENTRY = Entry(
     "randomised",
     Randomised,
     "Randomised",
-    "In training, tokens stand at random ascending positions (Ruoss et al. 2023).",
+    "In training, tokens get random ascending positions (Ruoss et al. 2023).",
     variants={},
 )

@@ -25,7 +25,7 @@ from vantage.spec.registry import Entry, parameter
 class RelativeBank:
     """``curves`` curves over ``extent`` distances, shared by the heads of a layer."""
 
-    extent: int = field(default=128, metadata=parameter("distances that the curves have", 1, 65_536))
+    extent: int = field(default=128, metadata=parameter("distances that each curve covers", 1, 65_536))
     curves: int = field(default=16, metadata=parameter("learned curves over the distance", 1, 1_024))
 
     shared = False  # no annotation: not a field
@@ -84,6 +84,6 @@ ENTRY = Entry(
     "bank",
     RelativeBank,
     "Relative bank",
-    "Each query mixes learned curves over the distance into one of its own (Inkling 2026).",
+    "Each query mixes learned curves over the distance (Inkling 2026).",
     variants={"bank": lambda size: RelativeBank(extent=6, curves=3)},
 )

@@ -35,12 +35,12 @@ class Rope:
 
     base: float = field(
         default=10000.0,
-        metadata=parameter("the slowest pair turns once in 2π times as many positions", 2.0, 1e9),
+        metadata=parameter("the slowest pair has a wavelength of 2π times this", 2.0, 1e9),
     )
     scaling: Rule | None = None
     pairing: str = field(default="halves", metadata=parameter("which dimensions form a pair", choices=PAIRINGS))
     share: float = field(  # the first share of the dimensions is turned, the rest passes through (GPT-NeoX)
-        default=1.0, metadata=parameter("of the head's dimensions, how many turn", 0.05, 1.0)
+        default=1.0, metadata=parameter("fraction of the head's dimensions that are rotated", 0.05, 1.0)
     )
 
     shared = True  # no annotation: not a field, and so below

@@ -18,9 +18,9 @@ from vantage.position import angles
 from vantage.spec.registry import Entry, Fit, MatrixSize, Registry, parameter
 
 Device = torch.device | str | None
-LONGER = parameter("how much longer than trained for", 1.0, 256.0, default=4.0)
+LONGER = parameter("new length / trained length", 1.0, 256.0, default=4.0)
 SHARPENING = parameter(
-    "sharpens the scores; 0: as the rule says", 0.0, 16.0, default=0.0, read=lambda factor, fit: factor or None
+    "attention temperature; 0: the rule's own", 0.0, 16.0, default=0.0, read=lambda factor, fit: factor or None
 )
 
 
@@ -82,7 +82,9 @@ class Proportional:
 
     share: float = field(
         default=1.0,
-        metadata=parameter("of the pairs, how many turn: the fastest", 0.0, 1.0, default=0.5, name="turning"),
+        metadata=parameter(
+            "fraction of the pairs that are rotated, the fastest first", 0.0, 1.0, default=0.5, name="turning"
+        ),
     )
     factor: float = field(default=1.0, metadata=parameter("positions are divided by it", 1.0, 256.0))
 
@@ -105,9 +107,9 @@ class DynamicNTK:
     """NTK-aware scaling that grows with the length (bloc97, emozilla 2023): past ``original`` the base rises."""
 
     factor: float = field(
-        metadata=parameter("how fast the base rises past the original length", 1.0, 256.0, default=4.0)
+        metadata=parameter("how fast the base grows beyond the original length", 1.0, 256.0, default=4.0)
     )
-    original: int = field(metadata=parameter("the length trained for", 2, 2**20, default=512))
+    original: int = field(metadata=parameter("trained length", 2, 2**20, default=512))
 
     depends_on_length = True
 
@@ -133,17 +135,18 @@ class YaRN:
     interpolated, with a ramp between; and the scores are sharpened by the factor's logarithm."""
 
     factor: float = field(metadata=LONGER)
-    original: int = field(metadata=parameter("the length trained for", 2, 2**20, default=512))
+    original: int = field(metadata=parameter("trained length", 2, 2**20, default=512))
     beta_fast: float = field(
-        default=32, metadata=parameter("pairs that turn so often within it keep their pace", 0.1, 1024.0)
+        default=32,
+        metadata=parameter("pairs with more turns than this within the trained length are not slowed", 0.1, 1024.0),
     )
     beta_slow: float = field(
-        default=1, metadata=parameter("pairs that turn so often or less are slowed in full", 0.01, 512.0)
+        default=1, metadata=parameter("pairs with fewer turns than this are slowed by the full factor", 0.01, 512.0)
     )
     attention_factor: float | None = field(default=None, metadata=SHARPENING)
     mscale: float | None = None  # these two are for checkpoints that carry the number
     mscale_all_dim: float | None = None
-    truncate: bool = field(default=True, metadata=parameter("the ramp begins and ends at whole pairs"))
+    truncate: bool = field(default=True, metadata=parameter("round the ends of the ramp to whole pairs"))
 
     depends_on_length = False
     original_length = None
@@ -184,14 +187,18 @@ class LongRope:
 
     short: tuple[float, ...] = field(
         metadata=parameter(
-            "the slowest pair's divisor; the others rise to it from 1", 1.0, 256.0, default=1.0, read=_ramp
+            "slowest pair's factor up to the trained length; it rises from 1 over the pairs",
+            1.0,
+            256.0,
+            default=1.0,
+            read=_ramp,
         )
     )
     long: tuple[float, ...] = field(
-        metadata=parameter("the slowest pair's divisor past the original length", 1.0, 256.0, default=4.0, read=_ramp)
+        metadata=parameter("slowest pair's factor beyond the trained length", 1.0, 256.0, default=4.0, read=_ramp)
     )
     original: int = field(
-        metadata=parameter("up to here the short divisors hold, past it the long ones", 2, 2**20, default=512)
+        metadata=parameter("trained length: beyond it the long factors are used", 2, 2**20, default=512)
     )
     factor: float | None = field(default=None, metadata=LONGER)  # where the attention factor is not said, it gives it
     attention_factor: float | None = field(default=None, metadata=SHARPENING)
@@ -233,14 +240,14 @@ class Llama3:
     """LLaMA-3.1: waves longer than original / low are slowed by ``factor``, those shorter than original / high
     are kept, and those between are mixed by how often they turn within the original length."""
 
-    factor: float = field(metadata=parameter("long waves are slowed by it", 1.0, 256.0, default=8.0))
+    factor: float = field(metadata=parameter("factor for long wavelengths", 1.0, 256.0, default=8.0))
     low_freq_factor: float = field(
-        metadata=parameter("waves longer than original / this are slowed", 0.01, 64.0, default=1.0)
+        metadata=parameter("wavelengths longer than original / this are slowed", 0.01, 64.0, default=1.0)
     )
     high_freq_factor: float = field(
-        metadata=parameter("waves shorter than original / this are kept", 0.02, 128.0, default=4.0)
+        metadata=parameter("wavelengths shorter than original / this are kept", 0.02, 128.0, default=4.0)
     )
-    original: int = field(metadata=parameter("the length trained for", 2, 2**20, default=512))
+    original: int = field(metadata=parameter("trained length", 2, 2**20, default=512))
 
     depends_on_length = False
     original_length = None

@@ -24,8 +24,8 @@ from vantage.spec.registry import Entry, Refusal, parameter
 class SelfExtend:
     """``window`` is a multiple of ``group``, so that distances go on without a jump."""
 
-    group: int = field(default=4, metadata=parameter("positions that become one, far away", 1, 64))
-    window: int = field(default=128, metadata=parameter("keys nearer than this stand where they are", 1, 65_536))
+    group: int = field(default=4, metadata=parameter("distant positions merged into one", 1, 64))
+    window: int = field(default=128, metadata=parameter("keys nearer than this keep their positions", 1, 65_536))
     rope: Rope = Rope()
 
     shared = True  # no annotation: not a field

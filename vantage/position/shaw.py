@@ -24,8 +24,8 @@ from vantage.spec.registry import Entry, Refusal, parameter
 class Shaw:
     """Distances beyond ``max_distance`` on either side are as that one. ``values``: the value term as well."""
 
-    max_distance: int = field(default=16, metadata=parameter("further away is as far as this", 1, 512))
-    values: bool = field(default=True, metadata=parameter("the values get a term as well"))
+    max_distance: int = field(default=16, metadata=parameter("larger distances are clipped to this", 1, 512))
+    values: bool = field(default=True, metadata=parameter("also add a term to the values"))
 
     def __post_init__(self) -> None:
         if self.max_distance < 1:

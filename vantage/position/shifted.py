@@ -23,8 +23,8 @@ from vantage.spec.registry import Entry, parameter
 class Shifted:
     """``anchor`` is where every query believes to stand. No parameters."""
 
-    anchor: int = field(default=0, metadata=parameter("where every query believes to stand", -4096, 4096))
-    base: float = field(default=10000.0, metadata=parameter("the slowest wave is 2π times as long", 2.0, 1e9))
+    anchor: int = field(default=0, metadata=parameter("position assigned to every query", -4096, 4096))
+    base: float = field(default=10000.0, metadata=parameter("the longest wavelength is 2π times this", 2.0, 1e9))
 
     shared = True  # no annotation: not a field
 
@@ -70,7 +70,7 @@ ENTRY = Entry(
     "shifted",
     Shifted,
     "Shifted",
-    "The attended token's sinusoid, shifted so that the query always stands at the same place.",
+    "The key's sinusoid, shifted so that the query is always at the same position.",
     variants={"shifted": lambda size: Shifted(anchor=3)},
     compared=False,
     randomised=False,

@@ -37,9 +37,9 @@ class Sinusoidal:
 
     layout: str = field(
         default="interleaved",
-        metadata=parameter("sines and cosines in turn, or all sines first", choices=LAYOUTS),
+        metadata=parameter("sines and cosines alternating, or all sines first", choices=LAYOUTS),
     )
-    base: float = field(default=10000.0, metadata=parameter("the slowest wave is 2π times as long", 2.0, 1e9))
+    base: float = field(default=10000.0, metadata=parameter("the longest wavelength is 2π times this", 2.0, 1e9))
     dropout: float = 0.0
 
     shared = True  # no annotation: not a field

@@ -77,8 +77,8 @@ class SSMax:
     """Another encoding, with the temperature of ``LogTemperature`` on its queries."""
 
     inner: Encoding = Rope()
-    scale: float = field(default=START, metadata=parameter("where the factor of ln n begins", 0.0, 8.0))
-    biased: bool = field(default=True, metadata=parameter("with a learned number beside it, from 0"))
+    scale: float = field(default=START, metadata=parameter("initial factor of ln n", 0.0, 8.0))
+    biased: bool = field(default=True, metadata=parameter("also learn an offset, initially 0"))
     window: int | None = None  # what the layers see: n stops there
 
     def parts(self, *, causal: bool) -> Parts:

@@ -40,9 +40,11 @@ def t5_bucket(distance: Tensor, *, bidirectional: bool, buckets: int = 32, max_d
 class T5:
     """``bidirectional=None``: as the attention is. ``shared``: one table for all layers, as in T5."""
 
-    buckets: int = field(default=32, metadata=parameter("distances share so many numbers a head", 4, 256))
-    max_distance: int = field(default=128, metadata=parameter("from here on all are in the last bucket", 3, 4096))
-    bidirectional: bool | None = field(default=None, metadata=parameter("half of the buckets are for the future"))
+    buckets: int = field(default=32, metadata=parameter("number of buckets", 4, 256))
+    max_distance: int = field(default=128, metadata=parameter("larger distances share the last bucket", 3, 4096))
+    bidirectional: bool | None = field(
+        default=None, metadata=parameter("half of the buckets are for keys after the query")
+    )
     shared: bool = True
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from vantage.spec.registry import Entry, parameter
 class TransformerXL:
     """``base`` is that of the sinusoids R, as wide as the model: sines first, then cosines."""
 
-    base: float = field(default=10000.0, metadata=parameter("the slowest wave is 2π times as long", 2.0, 1e9))
+    base: float = field(default=10000.0, metadata=parameter("the longest wavelength is 2π times this", 2.0, 1e9))
 
     def parts(self, *, causal: bool) -> Parts:
         return Parts(qk=(ContentBias(),), bias=DistanceTerm(self.base))
@@ -118,6 +118,6 @@ ENTRY = Entry(
     "xl",
     TransformerXL,
     "Transformer-XL",
-    "The query meets a projected sinusoid of the distance (Dai et al. 2019).",
+    "The query's product with a projected sinusoid of the distance (Dai et al. 2019).",
     randomised=False,
 )

@@ -32,10 +32,10 @@ class XPos:
 
     base: float = field(
         default=10000.0,
-        metadata=parameter("the slowest pair turns once in 2π times as many positions", 2.0, 1e9),
+        metadata=parameter("the slowest pair has a wavelength of 2π times this", 2.0, 1e9),
     )
-    gamma: float = field(default=0.4, metadata=parameter("how little the fast pairs fade", 0.01, 10.0))
-    scale_base: float = field(default=512, metadata=parameter("the distance over which pairs fade", 8.0, 65536.0))
+    gamma: float = field(default=0.4, metadata=parameter("larger: the fast pairs decay less", 0.01, 10.0))
+    scale_base: float = field(default=512, metadata=parameter("distance over which pairs decay", 8.0, 65536.0))
     pairing: str = field(default="adjacent", metadata=parameter("which dimensions form a pair", choices=PAIRINGS))
 
     shared = True  # no annotation: not a field, and so below

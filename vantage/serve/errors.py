@@ -78,7 +78,7 @@ def failed(error: BaseException | None, *, own: bool) -> ApiError:
         return bad(f"no answer can be made: {error}", code="unsatisfiable")
     if out_of_memory(error):
         return ApiError(500, "out_of_memory", "there was not enough memory for this request: ask for less, or later")
-    return ApiError(500, "step_failed", "the step that computed this answer failed: the server's log says why")
+    return ApiError(500, "step_failed", "the step that computed this answer failed: see the server's log")
 
 
 def out_of_memory(error: BaseException | None) -> bool:

@@ -278,13 +278,11 @@ def _not_loaded(name: str, error: Exception) -> ApiError:
     if isinstance(error, MemoryError):
         return ApiError(500, "out_of_memory", f"there was not enough memory to load {name}")
     kind = "cannot be used" if isinstance(error, VantageError) else "could not be read"
-    return ApiError(
-        500, "model_load_failed", f"{name} could not be loaded, its files {kind}: the server's log says why"
-    )
+    return ApiError(500, "model_load_failed", f"{name} could not be loaded, its files {kind}: see the server's log")
 
 
 def _adapter_failed(name: str) -> ApiError:
-    return ApiError(500, "model_load_failed", f"the adapter {name} could not be loaded: the server's log says why")
+    return ApiError(500, "model_load_failed", f"the adapter {name} could not be loaded: see the server's log")
 
 
 def _no_room(name: str, *, alone: bool) -> ApiError:

@@ -20,7 +20,7 @@ ERRORS = {
     408: "The body did not arrive in time",
     413: "The body is too large",
     415: "The body is not JSON",
-    429: "Too many requests wait; Retry-After says when to come back",
+    429: "Too many requests are waiting; Retry-After says when to retry",
     431: "The headers are too large",
     499: "The client went away",
     500: "A step failed, or a model could not be loaded",

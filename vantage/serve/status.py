@@ -81,7 +81,7 @@ def page(metrics: Metrics, model_pool: ModelPool) -> str:
         "vantage_tokens_total", "counter", "Tokens by what was done", [t for shot in shots for t in _tokens(*shot)]
     )
     faults = [({"model": name}, worker.faults) for name, worker in workers]
-    lines.put("vantage_engine_faults_total", "counter", "Engines made anew after a fault", faults)
+    lines.put("vantage_engine_faults_total", "counter", "Engines restarted after a fault", faults)
     return str(lines)
 
 

@@ -163,7 +163,7 @@ def _most(loaded: LoadedModel, prompt: int, max_tokens: int | None) -> int:
     if prompt + (max_tokens != 0) > context or (max_tokens is not None and used + max_tokens > context):
         wanted = f"{prompt} in the prompt" + ("" if max_tokens is None else f" and {max_tokens} to come")
         raise bad(
-            f"this model's context is {context} tokens, and {wanted} were asked for: shorten one of them",
+            f"this model's context is {context} tokens, and {wanted} were requested: shorten one of them",
             "messages" if max_tokens is None else "max_tokens",
             "context_length_exceeded",
         )

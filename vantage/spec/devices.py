@@ -28,7 +28,7 @@ def chosen_device(device: torch.device | str | None = None) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as e:
-        raise BadInput(f"device={device!r}: torch knows no such device; use cpu, cuda or mps") from e
+        raise BadInput(f"device={device!r}: torch has no such device; use cpu, cuda or mps") from e
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"device={device!r}: there is no GPU here that torch can use; leave it out, or use cpu")
     return chosen

@@ -24,7 +24,7 @@ MASKS: Registry[Mask] = Registry(
             "causal",
             Causal,
             "Causal",
-            "A query sees itself and what came before.",
+            "A query sees itself and earlier tokens.",
             variants={"causal": lambda size: Causal() & SameSegment()},
         ),
         Entry(

@@ -323,7 +323,7 @@ class ModelSpec:
         if self.head is None:
             return "this model has no head: it returns hidden states, and no tokens can be chosen from those"
         if self.embedding.source is not None:
-            return f"this model reads {self.embedding.source}, not tokens: it cannot go on from its own output"
+            return f"this model reads {self.embedding.source}, not tokens: it cannot generate"
         for i, layer in enumerate(self.layers):
             if not layer.mask.extendable:
                 return (

@@ -206,8 +206,13 @@ NORMALISERS: Registry[Normaliser] = Registry(
         Entry("off-by-one", OffByOne, "Off by one", "A softmax that may attend to nothing: 1 is added to the sum."),
         Entry("sparsemax", Sparsemax, "Sparsemax", "The nearest point of the simplex: low scores get exactly 0."),
         Entry("entmax", Entmax15, "Entmax 1.5", "Between softmax and sparsemax: a smooth curve with exact zeros."),
-        Entry("sigmoid", Sigmoid, "Sigmoid", "Every key by itself: σ(s - ln n), with no sum to 1."),
-        Entry("stick-breaking", StickBreaking, "Stick-breaking", "Nearest first, each takes a share of what is left."),
+        Entry("sigmoid", Sigmoid, "Sigmoid", "A sigmoid per key, σ(s - ln n); weights do not sum to 1."),
+        Entry(
+            "stick-breaking",
+            StickBreaking,
+            "Stick-breaking",
+            "Stick-breaking: nearest key first, each takes a share of the remaining weight.",
+        ),
     ),
     needs=("__call__",),
 )

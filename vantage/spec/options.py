@@ -35,10 +35,10 @@ class StackOptions:
         default="swiglu", metadata=parameter("feed-forward layer, by name or as an object")
     )
     norm: str | NormConfig = field(default="rms", metadata=parameter("norm, by name or as an object"))
-    wiring: str | Wiring | Parallel = field(default="pre", metadata=parameter("where the norms stand"))
+    wiring: str | Wiring | Parallel = field(default="pre", metadata=parameter("position of the norms"))
     attention: str | AttentionConfig | None = field(
         default=None,
-        metadata=parameter("by name, with so many heads, or as an object in the place of heads, kv_heads and bias"),
+        metadata=parameter("by name, or a config in the place of heads, kv_heads and bias"),
     )
     bias: bool = field(default=False, metadata=parameter("biases in the linear maps of attention"))
     dropout: float = field(

@@ -32,7 +32,7 @@ class Callbacks:
     def tell(self, event: str, value: Any) -> str | None:
         """Call every callback of this event. Why the training is to end, if one of them says so."""
         stopped = [name for name, method in self._methods[event] if method(value) is True]
-        return f"the callback {stopped[0]} said so" if stopped else None
+        return f"the callback {stopped[0]} returned True" if stopped else None
 
 
 def listed(callbacks: Any) -> list[Any]:

@@ -148,7 +148,8 @@ def _clear_errors(what: str, part: Path, world: World) -> Iterator[None]:
             shutil.rmtree(part, ignore_errors=True)
         full = " (the disk is full)" if _is_full(e) else ""
         raise CheckpointError(
-            f"{what}{full}: {_reason(e)}. The earlier checkpoints are as they were; make room and go on with --resume"
+            f"{what}{full}: {_reason(e)}. The earlier checkpoints are as they were; free some space and continue with "
+            f"--resume"
         ) from e
 
 

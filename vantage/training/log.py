@@ -100,8 +100,8 @@ class TrainLog:
             yield
         except OSError as e:
             raise CheckpointError(
-                f"the log in {self._folder} could not be written: {e}. The checkpoints are as they were; make room and "
-                "go on with --resume"
+                f"the log in {self._folder} could not be written: {e}. The checkpoints are as they were; free some "
+                "space and continue with --resume"
             ) from e
 
     def _line(self, values: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _bad(path: Path, number: int, what: str) -> CheckpointError:
-    return CheckpointError(f"{path}, line {number} {what}: remove that line, or train anew in another folder")
+    return CheckpointError(f"{path}, line {number} {what}: remove that line, or train again in another folder")
 
 
 def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:

@@ -201,9 +201,9 @@ class Loop:
         world = self.state.world
         where = save_batch(self.folder, step + 1, batches, why, world.rank if world.several else None)
         back = f"the last checkpoint is of step {saved[-1]}" if saved else "there is no checkpoint yet"
-        ways = "Begin anew with a lower optimiser.lr"
+        ways = "Start again with a lower optimiser.lr"
         if isfinite(loss) and isfinite(float(pending.result.norm)):
-            ways += ", or go on all the same: --resume guard.spike=0"
+            ways += ", or continue anyway: --resume guard.spike=0"
         raise Diverged(f"stopped at step {step + 1}: {why}. The batch is in {where}; {back}. {ways}")
 
     # ---- batches

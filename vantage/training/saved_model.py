@@ -46,8 +46,8 @@ def save_trained(learner: Learner, opened: OpenedData, folder: Path, base: str |
     except (OSError, SafetensorError) as e:
         shutil.rmtree(part, ignore_errors=True)
         raise CheckpointError(
-            f"the model could not be written to {folder}: {e}. The last checkpoint is as it was; make room and go on "
-            "with --resume"
+            f"the model could not be written to {folder}: {e}. The last checkpoint is as it was; free some space and "
+            "continue with --resume"
         ) from e
     return folder
 

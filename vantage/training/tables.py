@@ -92,7 +92,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
         raise BadInput(f"cannot read {folder / SETTINGS_FILE}: {e}") from e
     if not isinstance(table, dict) or OBJECT in table.values():
         raise BadInput(
-            f"{folder} holds a run with a model or data from Python: go on with it there, as in "
+            f"{folder} holds a run with a model or data from Python: continue it there, as in "
             f"vt.train(model, data, out={str(folder)!r}, resume=True)"
         )
     return table
@@ -133,9 +133,9 @@ def check_run_folder(folder: Path, *, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is a file: give the folder of the run (--out)")
     if resume and not folder.exists():
-        raise BadInput(f"there is no run in {folder} to go on with")
+        raise BadInput(f"there is no run to continue in {folder}")
     if not resume and (steps(folder / CHECKPOINTS) or (folder / LOG).exists()):
-        raise BadInput(f"{folder} holds a run already: go on with it (--resume), or choose another folder (--out)")
+        raise BadInput(f"{folder} already holds a run: continue it (--resume), or choose another folder (--out)")
 
 
 def check_table(table: dict[str, Any]) -> None:

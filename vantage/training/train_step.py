@@ -102,7 +102,7 @@ class TrainStep:
         if not self.chosen or rows == 1:
             raise self._too_large(rows) from error
         self.rows = -(-rows // 2)
-        self.note(f"out of memory with {rows} rows at a time: going on with {self.rows}")
+        self.note(f"out of memory with {rows} rows at a time: continuing with {self.rows}")
 
     def _too_large(self, rows: int) -> Refused:
         way = "choose a smaller model, or shorter rows" if rows == 1 else "set loop.accumulate to 'auto'"

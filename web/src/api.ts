@@ -41,7 +41,7 @@ const gone = () =>
 const late = (seconds: number) =>
   new Trouble(
     "late",
-    `No answer came within ${seconds} seconds.`,
+    `The server did not answer within ${seconds} seconds.`,
     "The server may be busy with other work. Try again.",
   );
 
@@ -108,7 +108,7 @@ export function refusal(status: number, body: string): Trouble {
     return new Trouble(
       "stale",
       words || "The server does not know this page.",
-      "It was probably started anew since this page was opened. Reload the page.",
+      "It was probably restarted. Reload the page.",
       code,
       status,
     );
@@ -116,14 +116,14 @@ export function refusal(status: number, body: string): Trouble {
   if (status === 429 || status === 503) {
     return new Trouble(
       "refused",
-      words || "The server is full at the moment.",
+      words || "The server is busy.",
       "Wait a moment, then retry.",
       code,
       status,
     );
   }
   if (status >= 500) {
-    const advice = "The server's own output says more. Retry, or start it again.";
+    const advice = "See the server's output in the terminal. Retry, or restart it.";
     return new Trouble("broken", words || `The server failed (${status}).`, advice, code, status);
   }
   return new Trouble("refused", words || `The server refused this (${status}).`, "", code, status);

@@ -96,7 +96,7 @@ function Unknown({ name }: { name: string }) {
     <div class="stack">
       <h1>There is no page “{name}”</h1>
       <p>
-        The pages stand in the list at the side; <a href={href("chat")}>Chat</a> is the first.
+        Choose a page from the menu, or go to <a href={href("chat")}>Chat</a>.
       </p>
     </div>
   );
@@ -158,7 +158,7 @@ class Fence extends Component<{ children: ComponentChildren }, { error: Error | 
     const trouble = new Trouble(
       "broken",
       `This page failed: ${error.message}`,
-      "The other pages still work. Retry draws it anew.",
+      "The other pages still work. Retry to load it again.",
     );
     return <Problem trouble={asTrouble(trouble)} retry={() => this.setState({ error: null })} />;
   }
@@ -170,7 +170,7 @@ function Lost() {
   return (
     <div class="banner" role="status">
       <span>
-        This link is to a long text, which stayed in the browser where the link was made. What you see is the page without it.
+        This link refers to a long text that is stored only in the browser where the link was made. The page is shown without it.
       </span>
       <Button little onClick={() => (missing.value = [])}>
         Close
@@ -190,10 +190,10 @@ function Gone() {
   return (
     <div class="banner" role="alert">
       <span>
-        The server does not answer. Start <code>vantage studio</code> again; this page asks every few seconds.
+        The server does not answer. Start <code>vantage studio</code> again; this page reconnects by itself.
       </span>
       <Button little onClick={() => void refreshModels()}>
-        Ask now
+        Retry now
       </Button>
     </div>
   );

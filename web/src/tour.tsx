@@ -17,42 +17,42 @@ export const STEPS: Step[] = [
     params: {},
     title: "The next token",
     words:
-      "Send one of the suggested messages. A model writes one token at a time: at the right stands what else could have come. Point at a word of the answer to see its moment again, or choose another candidate to write that one instead.",
+      "Send one of the suggested messages. A model writes one token at a time; the panel on the right shows the other candidates. Point at a word of the answer to see the candidates at that word, or choose another candidate to continue from there.",
   },
   {
     page: "attention",
     params: { view: "heat", find: "first" },
     title: "A sink",
     words:
-      "Rows look, columns are looked at. This head puts most of its weight on the first token, whatever the words are: a place to put attention that is not needed. The line over the picture says how much.",
+      "Rows are queries, columns are keys. This head puts most of its weight on the first token, whatever the words are: a place for attention that is not needed. The line above the picture says how much.",
   },
   {
     page: "attention",
     params: { view: "lines", find: "induction" },
     title: "An induction head",
     words:
-      "This head looks for the last time the present word stood in the text, and at what followed it. So a model repeats patterns that it never saw in training. Point at a second “John” or “Mary” on the left.",
+      "This head finds the previous occurrence of the current word and attends to what followed it. This is how a model repeats patterns that it never saw in training. Point at a second “John” or “Mary” on the left.",
   },
   {
     page: "positions",
     params: { view: "move" },
     title: "Move a token",
     words:
-      "The words stay, only one position number changes. See how the weights of this head follow the position and not the word. Drag another token along the line.",
+      "The words stay the same; only one position number changes. The weights of this head follow the position, not the word. Drag another token along the line.",
   },
   {
     page: "attention",
     params: { view: "heat", compare: "encoding", b_encoding: "alibi", layer: 3, head: 1 },
     title: "Swap to ALiBi",
     words:
-      "The same model and head, with its rotary encoding at the left and ALiBi put in at the right, on the running model. ALiBi lowers the scores of distant tokens: see what is left of the pattern.",
+      "The same model and head: with its own rotary encoding on the left, with ALiBi instead on the right. ALiBi lowers the scores of distant tokens: see what remains of the pattern.",
   },
   {
     page: "studies",
     params: { view: "exercises", exercise: "A4" },
     title: "An exercise",
     words:
-      "Write attention yourself. The grader compares with the library and names the typical mistakes. That is the end of the tour: every page is linked at the side, and every address can be handed on.",
+      "Write attention yourself. The grader compares your code with the library and names typical mistakes. This is the end of the tour. All pages are in the menu, and every address can be shared as a link.",
   },
 ];
 
@@ -121,7 +121,7 @@ export function Tour() {
           </Button>
         )}
         <Button little look="quiet" onClick={() => put({ tour: null })}>
-          {number < STEPS.length ? "Leave the tour" : "Finish"}
+          {number < STEPS.length ? "Exit tour" : "Finish"}
         </Button>
       </div>
     </div>
@@ -131,7 +131,7 @@ export function Tour() {
 function Invitation() {
   return (
     <div class="tour stack" role="region" aria-label="Tour">
-      <p>New here? A tour of three minutes goes through the real pages.</p>
+      <p>New here? Take a three-minute tour of the pages.</p>
       <div class="row">
         <Button little look="main" onClick={() => showStep(1)}>
           Start the tour

@@ -1,12 +1,13 @@
 import { describe, expect, it } from "vitest";
 import { EventReader, refusal } from "../src/api";
 import { luminance, mix, over, rgb, table } from "../src/lib/colour";
+import { legendOf } from "../src/components/chart/HeatChart";
 import { csv, figureCsv } from "../src/lib/csv";
 import { escaped } from "../src/lib/download";
 import { slug, spoken } from "../src/lib/encoding";
 import { links, strongest } from "../src/lib/links";
 import { clampView, coarser, weights, zoomed } from "../src/lib/matrix";
-import { byteSize, compact, duration, percent, show } from "../src/lib/numbers";
+import { byteSize, compact, duration, percent, sampledPercent, show } from "../src/lib/numbers";
 import { bin, extent, makeScale, ticks } from "../src/lib/scale";
 import { sorted } from "../src/lib/sort";
 import { grouped, pickKeys, stacked } from "../src/lib/stack";
@@ -105,6 +106,24 @@ describe("numbers", () => {
     expect([byteSize(512), byteSize(5.63 * 2 ** 20)]).toEqual(["512 B", "5.63 MiB"]);
     expect([compact(950), compact(66_600), compact(-1.5e9)]).toEqual(["950", "66.6 k", "−1.50 G"]);
     expect([duration(3.21), duration(450), duration(61_000)]).toEqual(["3.2 ms", "450 ms", "1 min 1 s"]);
+  });
+});
+
+describe("a chance under settings", () => {
+  it("says the model's own where it is another", () => {
+    expect(sampledPercent(1, 0.33)).toBe(`${percent(1)} (${percent(0.33)})`);
+    expect(sampledPercent(0.33, 0.33)).toBe(percent(0.33));
+  });
+});
+
+describe("the legend of a heat map", () => {
+  const grey = (value: number): [number, number, number] => [value, value, value];
+  it("has the ends of the scale, and 0 where it has two sides", () => {
+    expect(legendOf({ low: -2, high: 2 }, true, grey).map((entry) => entry.name)).toEqual([show(-2), "0", "2"]);
+    expect(legendOf({ low: 1, high: 3 }, false, grey)).toEqual([
+      { name: "1", colour: "rgb(1, 1, 1)", look: "block" },
+      { name: "3", colour: "rgb(3, 3, 3)", look: "block" },
+    ]);
   });
 });
 

@@ -37,7 +37,7 @@ ENTRY = Entry(
     "sinks",
     SinkCache,
     title="Sinks with a window",
-    summary="The first tokens and the last ones; what lies between is forgotten (StreamingLLM).",
+    summary="Keeps the first and the last tokens; those between are evicted (StreamingLLM).",
     variants={
         "sinks": lambda size: SinkCache(2, size.reach),
         "sinks-by-place": lambda size: SinkCache(2, size.reach, by_place=True),

@@ -112,7 +112,7 @@ def find_compiler() -> tuple[str, ...]:
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (path := shutil.which(name)):
             return (path,)
-    raise CannotBuild("no C++ compiler was found (install g++ or clang++, or say CXX=)")
+    raise CannotBuild("no C++ compiler was found (install g++ or clang++, or set CXX)")
 
 
 def compile_to(path: Path, compiler: tuple[str, ...], machine: tuple[str, ...] = THIS_PROCESSOR) -> None:

@@ -55,7 +55,7 @@ class WholeSteps:
         elif self._wanted:
             why = self._why_not or "it runs on a CPU, in float32 and without gradients"
         if self._must:
-            raise Refused(f"kernel='native' was asked for, but {why}; use kernel='auto'")
+            raise Refused(f"kernel='native' was requested, but {why}; use kernel='auto'")
         self._in_the_way = why if self._wanted else f"kernel={self._kernel!r} was chosen"
         return None
 

@@ -55,7 +55,7 @@ class StoredResponses:
                 404,
                 "response_not_found",
                 f"there is no stored response of this id: the last {self._responses} of a key are kept, unless they "
-                "were asked for with store: false",
+                "were requested with store: false",
                 param=param,
             )
         self._kept.move_to_end((tenant, id))

@@ -16,24 +16,9 @@ from vantage.figures.palette import report_css
 from vantage.figures.tables import PanelTable, table
 from vantage.studies.registry import LETTERS
 from vantage.studies.runner import Outcome, format_value
+from vantage.studies.sources import SOURCES
 from vantage.studies.study import Study
 
-SOURCES = {
-    "S0": "Attention mechanisms, RoPE, NoPE, transformer architecture (a CS 182 discussion)",
-    "S1": "Transformers II (a CS 189 discussion)",
-    "S2": "Understanding language models (NLP notes)",
-    "S3": "Positional encoding (a course week)",
-    "S4": "Attention exploration (CS224N, assignment 4)",
-    "S5": "In-context learning and induction heads (Olsson et al. 2022)",
-    "S6": "Efficient streaming language models with attention sinks (Xiao et al. 2023)",
-    "S7": "Lost in the middle: how language models use long contexts (Liu et al. 2023)",
-    "S8": "Contextual position encoding: learning to count what's important (Golovneva et al. 2024)",
-    "S9": "Forgetting transformer: softmax attention with a forget gate (Lin et al. 2025)",
-    "S10": "PaTH attention: position encoding via accumulating Householder transformations (Yang et al. 2025)",
-    "S11": "The impact of positional encoding on length generalization in transformers (Kazemnejad et al. 2023)",
-    "S12": "Physics of language models, part 4.1: Canon layers (Allen-Zhu 2025)",
-    "S13": "H2O (Zhang et al. 2023), TOVA (Oren et al. 2024), SnapKV (Li et al. 2024)",
-}
 VERDICTS = {"agrees": "agrees", "erratum": "erratum", "mixed": "agrees in part"}
 MOST_ROWS = 60  # of a figure's numbers in the page; longer tables are in the JSON
 

@@ -20,7 +20,7 @@ export function Code({ label, text, file, type = "text/plain" }: CodeProps) {
     };
     navigator.clipboard.writeText(text).then(
       () => done("Copied"),
-      () => done("The browser forbids copying: select the text instead"),
+      () => done("Copying is blocked by the browser: select the text instead"),
     );
   };
   return (

@@ -29,7 +29,7 @@ export function DownloadRow({ name, root, picture, csv }: DownloadRowProps) {
     if (kind === "svg") return save(file, drawn.text, "image/svg+xml");
     png(drawn).then(
       (blob) => save(file, blob),
-      () => setWrong("The browser could not make a PNG of this. The SVG has the same picture."),
+      () => setWrong("The browser could not create a PNG. Download the SVG instead."),
     );
   };
   return (

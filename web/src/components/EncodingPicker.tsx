@@ -62,7 +62,7 @@ export function EncodingSelect({ encodings, chosen, about = false }: PickerProps
       />
       {!chosen.known && (
         <p class="wrong-note" role="alert">
-          The address names an encoding that is not here; this one is shown instead.
+          The address names an unknown encoding; this one is shown instead.
         </p>
       )}
     </div>
@@ -81,7 +81,7 @@ export function EncodingValues({ chosen: { encoding, values, place } }: { chosen
       {Object.keys(values).length > 0 && (
         <div class="row">
           <Button little onClick={() => put(valuesGone(route.peek().params, place.values))}>
-            As it comes
+            Reset
           </Button>
         </div>
       )}

@@ -34,7 +34,7 @@ export function ModelPicker({ value, onChange, label = "Model", fits }: ModelPic
 
   if (!known) {
     if (modelsTrouble.value) return <Problem trouble={modelsTrouble.value} retry={() => void refreshModels()} />;
-    return <Busy words="Asking which models there are" since={performance.now()} />;
+    return <Busy words="Loading the list of models" since={performance.now()} />;
   }
   const name = value || known.default;
   const options = known.models.map((model) => {

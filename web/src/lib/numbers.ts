@@ -20,6 +20,12 @@ export function percent(share: number): string {
   return `${value.toFixed(value < 1 ? 2 : value < 99.95 ? 1 : 0)} %`;
 }
 
+/** A probability after sampling settings; the model's own follows in brackets where it reads differently. */
+export function sampledPercent(sampled: number, own: number): string {
+  const [shown, raw] = [percent(sampled), percent(own)];
+  return shown === raw ? shown : `${shown} (${raw})`;
+}
+
 export function byteSize(count: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let value = count;

@@ -39,7 +39,7 @@ export default function Page() {
     <>
       <PageHead
         title="Attention"
-        words="What every token looks at: any text, any layer, any head; alone or side by side with another."
+        words="What each token attends to, for any text, layer and head; also two models, heads or encodings side by side."
       />
       <div class="stack wide">
         <TextCard side={first} text={text} source={source} beside={beside} />
@@ -133,7 +133,7 @@ function TextCard({ side, text, source, beside }: TextCardProps) {
         value={draft}
         onChange={setDraft}
         onSubmit={look}
-        help="Ctrl+Enter looks at it."
+        help="Ctrl+Enter to run."
       />
       <div class="row apart end">
         <div class="row end">

@@ -18,9 +18,9 @@ export default function Page() {
   const answer = useAnswer("choices", (signal) => get<BuildChoices>("/build/choices", { signal }));
   return (
     <>
-      <PageHead title="Build" words="Put a model together from parts: the code that makes it, its size, its block, and how to train it, all as you choose." />
+      <PageHead title="Build" words="Assemble a model from parts. The page shows its code, size, block diagram and training settings." />
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && !answer.data && <Busy words="Asking which parts there are" since={answer.since} />}
+      {answer.since !== null && !answer.data && <Busy words="Loading the parts" since={answer.since} />}
       {answer.data && <Workshop choices={answer.data} />}
     </>
   );
@@ -54,7 +54,7 @@ function Model({ built, stale }: { built: BuildAnswer; stale: boolean }) {
   const first = built.cache_bytes[0];
   return (
     <div class="stack" aria-busy={stale}>
-      {stale && <p class="note small">What stands below is the last model that could be built.</p>}
+      {stale && <p class="note small">Below is the last valid model.</p>}
       <Card title="Size">
         <Facts
           facts={[
@@ -68,9 +68,9 @@ function Model({ built, stale }: { built: BuildAnswer; stale: boolean }) {
           ]}
         />
       </Card>
-      <Card title="How to make it">
+      <Card title="Code and settings">
         <Tabs label="Code or settings" tabs={TABS} value={shown} onChange={setView}>
-          {shown === "code" && <Code label="Python that makes this model" text={built.code} file="model.py" type="text/x-python" />}
+          {shown === "code" && <Code label="Python for this model" text={built.code} file="model.py" type="text/x-python" />}
           {shown === "json" && <Code label="The spec as JSON" text={JSON.stringify(built.spec_json, null, 2)} file="spec.json" type="application/json" />}
           {shown === "train" && <Training built={built} />}
         </Tabs>
@@ -94,7 +94,7 @@ function Training({ built }: { built: BuildAnswer }) {
         <p>
           <b>There is no command for this one.</b>
         </p>
-        <p>{built.why_not ? `${built.why_not.charAt(0).toUpperCase()}${built.why_not.slice(1)}.` : "The server does not say why."}</p>
+        <p>{built.why_not ? `${built.why_not.charAt(0).toUpperCase()}${built.why_not.slice(1)}.` : "The server gave no reason."}</p>
       </div>
     );
   }
@@ -111,7 +111,7 @@ function sizes(built: BuildAnswer): FigureData {
   const parts = built.parameters_by_part.filter((part) => part.count > 0);
   const figure: FigureData = {
     name: "model-size",
-    caption: built.cache_bytes.length ? "Parameters by part, and what keys and values take for one row in bfloat16." : "Parameters by part. An encoder keeps no cache.",
+    caption: built.cache_bytes.length ? "Parameters by part, and size of keys and values for one row in bfloat16." : "Parameters by part. An encoder keeps no cache.",
     panels: [
       { kind: "bars", title: "parameters", y_label: "parameters", labels: parts.map((part) => part.part), series: [["parameters", parts.map((part) => part.count)]], low: null, high: null, log_y: false },
     ],

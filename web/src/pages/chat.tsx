@@ -84,7 +84,7 @@ export default function Page() {
     <>
       <PageHead
         title="Chat and watch"
-        words="Talk to a model. As it writes, see what else could have come, what it looks at, and what its cache holds."
+        words="Chat with a model and watch its next-token probabilities, its attention and its cache."
         beside={
           <ModelPicker
             value={name}
@@ -117,7 +117,7 @@ export default function Page() {
             )}
             {model && !able && <Problem trouble={new Trouble("refused", cannotChat(model), "Choose another model.")} />}
             {conversation?.problem && (
-              <Problem trouble={new Trouble("refused", conversation.problem, "It can be read and exported.")} />
+              <Problem trouble={new Trouble("refused", conversation.problem, "You can still read and export it.")} />
             )}
             {moved.value && conversation && <Moved conversation={conversation} onBranch={send} />}
             {failure.value && <Problem trouble={failure.value.trouble} retry={failure.value.again ?? undefined} />}
@@ -189,12 +189,12 @@ function Moved({ conversation, onBranch }: MovedProps) {
         <p>
           {elsewhere?.writing
             ? "An answer is being written in this conversation, in another tab."
-            : `This conversation has gone on in another tab: it has ${elsewhere?.turns} messages there, ${shown} here.`}
+            : `This conversation was continued in another tab: it has ${elsewhere?.turns} messages there, ${shown} here.`}
         </p>
         <p class="muted small">Your message is still in the box.</p>
       </div>
       <div class="row">
-        <Button onClick={() => void open(conversation.id)}>Show it as it is now</Button>
+        <Button onClick={() => void open(conversation.id)}>Show the current version</Button>
         <Button
           disabled={!text && !images.length}
           onClick={() => {
@@ -235,7 +235,7 @@ function Watch({ conversation, token, model, sampling, pinned, onForce }: WatchP
       ) : (
         <Card title="Next token">
           <p class="small muted">
-            While the model writes, its likeliest next tokens stand here, with and without your settings.
+            While the model writes, its most likely next tokens are shown here, before and after sampling settings.
           </p>
         </Card>
       )}
@@ -244,7 +244,7 @@ function Watch({ conversation, token, model, sampling, pinned, onForce }: WatchP
       ) : (
         <Card title="Cache">
           <p class="small muted">
-            Here the cache fills, layer by layer and position by position: what was reused, and what is new.
+            The cache is shown here, by layer and position: what was reused and what is new.
           </p>
         </Card>
       )}
@@ -284,8 +284,8 @@ function Branches({ conversation }: { conversation: Conversation }) {
 function Welcome({ disabled, onPick }: { disabled: boolean; onPick: (text: string) => void }) {
   return (
     <div class="stack">
-      <p class="muted">Nothing has been said yet. Write below, or begin with one of these:</p>
-      <div class="row" role="group" aria-label="Begin with">
+      <p class="muted">Write a message, or start with one of these:</p>
+      <div class="row" role="group" aria-label="Start with">
         {EXAMPLES.map((text) => (
           <Button key={text} little disabled={disabled} onClick={() => onPick(text)}>
             {text}

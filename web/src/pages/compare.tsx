@@ -21,7 +21,7 @@ export default function Page() {
   const shown = view === "all" ? "all" : "new";
   return (
     <>
-      <PageHead title="Compare" words="Train small models that differ in how they encode positions or share heads, and see how far beyond the trained length each one gets." />
+      <PageHead title="Compare" words="Train small models that differ in position encoding or attention, and test how well each works beyond the training length." />
       {id ? (
         <>
           <p class="small cmp-back">
@@ -43,7 +43,7 @@ function Beginning() {
   return (
     <>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && !answer.data && <Busy words="Asking what can be compared" since={answer.since} />}
+      {answer.since !== null && !answer.data && <Busy words="Loading the choices" since={answer.since} />}
       {answer.data && (
         <NewForm
           choices={answer.data}

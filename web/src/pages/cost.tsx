@@ -16,7 +16,7 @@ export default function Page() {
   const shown = view === "measure" ? "measure" : "calculate";
   return (
     <>
-      <PageHead title="Cache & cost" words="What a cache takes by kind of attention, length and batch; and what it saves, counted and timed on a model that runs." />
+      <PageHead title="Cache & cost" words="The size of the cache by kind of attention, length and batch; and what it saves, measured on a model." />
       <Tabs label="Calculate or measure" tabs={TABS} value={shown} onChange={setView}>
         {shown === "calculate" ? <Calculator /> : <Measure />}
       </Tabs>

@@ -8,9 +8,9 @@ import { GuessesView } from "./lens/guesses";
 import { PatchingView } from "./lens/patching";
 
 const TABS = [
-  { id: "guesses", label: "Layer by layer" },
-  { id: "ablation", label: "Without a part" },
-  { id: "patching", label: "Between two texts" },
+  { id: "guesses", label: "Logit lens" },
+  { id: "ablation", label: "Ablation" },
+  { id: "patching", label: "Patching" },
 ];
 
 export default function Page() {
@@ -18,7 +18,7 @@ export default function Page() {
   const shown = TABS.some((tab) => tab.id === view) ? view : "guesses";
   return (
     <>
-      <PageHead title="Lens" words="What the model would write after each layer, and what becomes of the answer when a part is taken away or exchanged." />
+      <PageHead title="Lens" words="What the model would predict after each layer, and how the answer changes when a part is ablated or patched." />
       <Tabs label="What to do with the model" tabs={TABS} value={shown} onChange={setView}>
         {shown === "guesses" && <GuessesView />}
         {shown === "ablation" && <AblationView />}

@@ -21,10 +21,10 @@ export default function Page() {
   const shown = TABS.some((tab) => tab.id === view) ? view : "show";
   return (
     <>
-      <PageHead title="Positions" words="How a model knows where a token stands: every encoding drawn, tried on a text, and put into a model that runs." />
+      <PageHead title="Positions" words="How a model knows the position of a token: every encoding as a picture, on a text, and swapped into a loaded model." />
       <Tabs label="What to do with positions" tabs={TABS} value={shown} onChange={setView}>
         {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-        {answer.since !== null && !encodings && <Busy words="Asking which encodings there are" since={answer.since} />}
+        {answer.since !== null && !encodings && <Busy words="Loading the encodings" since={answer.since} />}
         {encodings && shown === "show" && <Gallery encodings={encodings} />}
         {shown === "move" && <MoveView />}
         {encodings && shown === "swap" && <SwapView encodings={encodings} />}

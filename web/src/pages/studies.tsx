@@ -22,11 +22,11 @@ export default function Page() {
   const answer = useAnswer(shown === "studies" ? "studies" : null, (signal) => get<StudyEntry[]>("/studies", { signal, seconds: 60 }));
   return (
     <>
-      <PageHead title="Studies" words="What the course documents say, run with this library's own parts: does it hold? And exercises to do it yourself." />
+      <PageHead title="Studies" words="Claims of the course material, checked with this library's own parts; and exercises." />
       <Tabs label="Studies or exercises" tabs={TABS} value={shown} onChange={(next) => put({ view: next === "studies" ? null : next })}>
         {shown === "exercises" && <Exercises />}
         {shown === "studies" && answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-        {shown === "studies" && answer.since !== null && !answer.data && <Busy words="Asking which studies there are" since={answer.since} />}
+        {shown === "studies" && answer.since !== null && !answer.data && <Busy words="Loading the studies" since={answer.since} />}
         {shown === "studies" && answer.data && (tag ? <StudyView key={tag} studies={answer.data} tag={tag} /> : <StudyList studies={answer.data} />)}
       </Tabs>
     </>

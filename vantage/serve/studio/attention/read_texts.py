@@ -121,13 +121,13 @@ class ReadText:
         if layer.bias is not None and is_position(layer.bias):
             return f"{title} turns no queries and keys, so there are no bands: position is what is added to the scores."
         if any(is_position(part) for part in layer.qk):
-            return f"{title} has no bands that could be told apart here: position is one part."
+            return f"{title} has no bands: position is one part."
         if spec.embedding.inputs:
             return (
                 f"{title} is added to the embeddings, so there are no bands: position has become part of the content, "
                 "and a score cannot tell them apart."
             )
-        return "No encoding acts in this layer: these scores are content alone, and only the mask knows the order."
+        return "No encoding acts in this layer: these scores are content only; order comes from the mask alone."
 
     def atlas(self, report: Report | None = None) -> Atlas:
         if self._atlas is None:

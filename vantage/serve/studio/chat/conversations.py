@@ -51,7 +51,7 @@ class SafeFormat:
         if self._templated:
             return self._tokenizer.render_chat(messages, mark=self._mark)
         if not all(isinstance(message["content"], str) for message in messages):
-            raise BadInput("this model has no chat template that says where an image stands: leave it out")
+            raise BadInput("this model's chat template has no place for an image: leave it out")
         return "".join(self.quote(message["content"]) for message in messages if message["role"] != "system")
 
     def quote(self, text: str) -> str:
@@ -170,7 +170,7 @@ class Conversations:
             raise ApiError(
                 404,
                 "conversation_not_found",
-                "this conversation is not here any more: it was deleted, or never kept. Start a new one",
+                "this conversation no longer exists: it was deleted, or never saved. Start a new one",
                 param="conversation",
             )
         return transcript

@@ -104,7 +104,7 @@ async def chat(request: Request, body: ChatMessage) -> Response:
     """Say something. The answer is a stream of events, which goes on for a while when its reader leaves."""
     studio = studio_of(request)
     if body.conversation is not None and body.branch_of is not None:
-        raise bad("conversation and branch_of: go on with one, or branch from one", "branch_of")
+        raise bad("conversation and branch_of: continue one, or branch from one", "branch_of")
     loaded = await studio.loaded(body.model)
     if loaded.model.kind != "decoder":
         raise bad(
@@ -213,7 +213,7 @@ def _conversation(
     talk = conversations.resume(at, model, loaded)
     if talk.transcript.model != body.model:
         name = talk.transcript.model
-        raise bad(f"this conversation was begun with {name}: go on with that, or start a new one", "model")
+        raise bad(f"this conversation was started with {name}: continue with that, or start a new one", "model")
     if body.system is not None and body.system != talk.transcript.system:
         raise bad("a conversation keeps its system message: start a new one for another", "system")
     if body.branch_of is None:

@@ -33,7 +33,7 @@ from vantage.serve.studio.compare.learning import LearningCurves
 NAME = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 GRACE_S = 5.0  # seconds between asking a comparison to end and ending it
 LOG = "log.txt"
-CAN_BE_RESUMED = "it can be gone on with: what was finished is kept"
+CAN_BE_RESUMED = "it can be continued: finished runs are kept"
 
 
 class Progress(NamedTuple):
@@ -76,9 +76,7 @@ class RunningComparison:
             self._process.stdin.close()
         if self.state == "running":
             self.state = "error"
-            self.message = (
-                f"the comparison ended without a report (exit code {code}); {CAN_BE_RESUMED}. It said: {self._last()}"
-            )
+            self.message = f"the comparison ended without a report (exit code {code}); {CAN_BE_RESUMED}. Its output: {self._last()}"
 
     def _take(self, event: dict[str, Any]) -> None:
         match event.pop("event"):
@@ -156,7 +154,7 @@ class Comparisons:
         for name, one in self._running.items():
             if one.state == "running":
                 raise ApiError(
-                    409, "comparison_running", f"the comparison {name} runs and takes all cores: stop it, or wait"
+                    409, "comparison_running", f"the comparison {name} is running and uses all cores: stop it, or wait"
                 )
 
     def get(self, name: str) -> RunningComparison | None:

@@ -159,13 +159,13 @@ def _sizes_figure(ways: Sequence[CacheChoice], contexts: Sequence[int], batch: i
     at = max(contexts)
     rows = [n for n in BATCHES if n <= max(64, batch)]
     wide = tuple(Line(k.name, rows, [k.bytes(at, n, dtype) / MIB for n in rows], look=_look(k)) for k in ways)
-    caption = f"MiB that keys and values take: over the context for a batch of {batch}, and over the batch at {at:,}."
+    caption = f"Size of the cache in MiB: by context length for a batch of {batch}, and by batch size at {at:,} tokens."
     return Figure(
         "cache",
         caption,
         (
-            Lines("over the context", "tokens", "MiB", over, log_x=True, log_y=True),
-            Lines("over the batch", "rows", "MiB", wide, log_x=True, log_y=True),
+            Lines("by context length", "tokens", "MiB", over, log_x=True, log_y=True),
+            Lines("by batch size", "rows", "MiB", wide, log_x=True, log_y=True),
         ),
     )
 
@@ -181,5 +181,5 @@ def _operations_figure(costs: Cost, operations: Sequence[PartOperations]) -> Fig
         ("one more token", [one.decode for one in operations]),
     )
     bars = Bars("operations", "operations", names, series, log_y=True)
-    caption = f"Operations of matrix products by part, at {costs.context:,} tokens and a batch of {costs.batch}."
+    caption = f"Matrix-product operations by part, at {costs.context:,} tokens and a batch of {costs.batch}."
     return Figure("operations", caption, (bars,))

@@ -89,7 +89,7 @@ def _figure(points: Sequence[MeasuredPoint]) -> Figure:
         return Lines(title, "tokens generated", label, lines)
 
     caption = (
-        "All tokens so far: keys that a layer projected, and milliseconds. Without a cache each text is read anew."
+        "Cumulative: keys projected per layer, and milliseconds. Without a cache each token recomputes the whole text."
     )
     keys = panel("keys projected", "keys", lambda spent: spent.projections)
     return Figure("measured", caption, (keys, panel("time", "ms", lambda spent: spent.ms)))

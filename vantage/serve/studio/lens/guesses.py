@@ -127,21 +127,25 @@ def _figures(steps: list[VectorStep], attribution: Attribution | None) -> list[F
     attention, feed_forward = of("attention"), of("feed-forward")
     layers = [float(step.layer or 0) for step in attention]
     sizes = Lines(
-        "how long the vectors are",
+        "vector norms",
         "layer",
         "length",
         (
-            Line("the residual stream after the layer", layers, [step.length for step in feed_forward]),
+            Line("residual stream after the layer", layers, [step.length for step in feed_forward]),
             Line("added by attention", layers, [step.size for step in attention]),
             Line("added by feed-forward", layers, [step.size for step in feed_forward]),
         ),
         log_y=True,
     )
-    figures = [Figure("vector-lengths", "The token's vector, and what each part adds to it.", (sizes,))]
+    figures = [
+        Figure(
+            "vector-lengths", "Norm of the residual stream at this token, and of what each part adds to it.", (sizes,)
+        )
+    ]
     if attribution is None:
         return figures
     bars = Bars(
-        f"what each layer adds to the {attribution.measure}",
+        f"contribution of each layer to the {attribution.measure}",
         "logit",
         tuple(str(step.layer) for step in attention),
         (
@@ -149,6 +153,6 @@ def _figures(steps: list[VectorStep], attribution: Attribution | None) -> list[F
             ("feed-forward", [step.adds or 0.0 for step in feed_forward]),
         ),
     )
-    heads = Heat("what each head adds to it", "head", "layer", attribution.by_layer("head").tolist(), diverging=True)
-    words = "By the direct way, from the part to the logit, with the last norm's scale held. All parts add up to it."
+    heads = Heat("contribution of each head", "head", "layer", attribution.by_layer("head").tolist(), diverging=True)
+    words = "Direct logit attribution: the effect of each part alone on the logit, with the final norm's scale fixed."
     return [*figures, Figure("vector-layers", words, (bars,)), Figure("vector-heads", words, (heads,))]

@@ -118,7 +118,7 @@ async def patched(request: Request, body: PatchRequest) -> Response:
 
 def _ids(model: Model, text: str, more: int = 0) -> list[int]:
     if model.kind != "decoder":
-        raise Refused("a lens asks what comes next, so it looks into decoders: this model is none, choose another")
+        raise Refused("the lens needs a decoder, and this model is not one: choose another")
     return encode_fitting(model, text, TOKENS, more)
 
 

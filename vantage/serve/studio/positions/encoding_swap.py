@@ -50,6 +50,6 @@ def _curve(losses: dict[str, Tensor]) -> Figure:
         at = torch.arange(1, len(loss) + 1).double()
         middles = [float(part.mean()) for part in at.tensor_split(BINS)]
         lines.append(Line(which, middles, [_perplexity(part) for part in loss.tensor_split(BINS)]))
-    panel = Lines("perplexity over position", "position", "perplexity", tuple(lines), log_y=True)
-    caption = "Perplexity of the text in equal stretches, with the model's own encoding and with the other."
+    panel = Lines("perplexity by position", "position", "perplexity", tuple(lines), log_y=True)
+    caption = "Perplexity of equal sections of the text, with the model's own encoding and with the new one."
     return Figure("over-position", caption, (panel,))

@@ -196,8 +196,8 @@ def added(built: Built) -> list[Figure]:
     chosen = sorted({0, size.width // 8 * 2, size.width // 4 * 2 - 1, size.width - 1} & set(range(size.width)))
     lines = tuple(Line(f"dimension {d}", fine.tolist(), waves[:, d].tolist()) for d in chosen)
     return [
-        Figure("added", f"What is added to a token's embedding, by position and dimension.{untrained}", (heat,)),
-        Figure("similarity", f"How alike the vectors of two positions are.{untrained}", (near,)),
+        Figure("added", f"The vector added to a token's embedding, by position and dimension.{untrained}", (heat,)),
+        Figure("similarity", f"Cosine similarity of the vectors of two positions.{untrained}", (near,)),
         Figure(
             "waves",
             f"Some dimensions over the position, fast ones and slow ones.{untrained}",
@@ -215,10 +215,8 @@ def _of_the_bias(built: Built) -> list[Figure]:
     form = module.form() if isinstance(module, HasForm) else None
     if isinstance(form, Slope):
         slopes = tuple(form.slopes.tolist())
-        bars = Bars("slopes", "lost a position", words(range(len(slopes))), (("slope", slopes),))
-        bias_figures.insert(
-            0, Figure("slopes", "What a score loses for each position of distance, head by head.", (bars,))
-        )
+        bars = Bars("slopes", "slope", words(range(len(slopes))), (("slope", slopes),))
+        bias_figures.insert(0, Figure("slopes", "How much each head lowers a score per position of distance.", (bars,)))
     if isinstance(module, HasBuckets):
         bias_figures.insert(0, buckets(module, built.size))
     if isinstance(module, CountsKeys):
@@ -235,11 +233,11 @@ def bias_over_distance(built: Built) -> Figure:
     asks = bool((value != value[:1]).any())
     if asks:
         lines = tuple(Line(f"query {n + 1}", distance.tolist(), one[0].tolist()) for n, one in enumerate(value))
-        caption = "What the first head adds to a score, by distance, for some random queries: it depends on the query."
+        caption = "Bias of the first head by distance, for some random queries: it depends on the query."
     else:
         heads = _some(built.size.heads, 8)
         lines = tuple(Line(f"head {h}", distance.tolist(), value[0, h].tolist()) for h in heads)
-        caption = "What each head adds to a score, by the distance between query and key. The query does not matter."
+        caption = "Bias of each head by distance between query and key; it does not depend on the query."
     caption += " The weights are untrained." if built.trained else ""
     panel = Lines("added to the score", "distance", "bias", lines)
     return Figure("bias", caption, (panel,))
@@ -252,7 +250,7 @@ def bias_map(built: Built) -> Figure:
     value = built.biases(built.tokens(len(at) ** 2 // 8)[:1], places, places)[0, 0]
     hidden = Causal()(*Pair(places, places).places())[0, 0].logical_not()
     heat = Heat("head 0", "key", "query", rows(value.masked_fill(hidden, NONE_SEEN)), words(at), words(at))
-    return Figure("bias-map", "What the first head adds, for every query and every key that it sees.", (heat,))
+    return Figure("bias-map", "Bias of the first head, for every query and key.", (heat,))
 
 
 def buckets(module: HasBuckets, size: FigureSize) -> Figure:
@@ -262,7 +260,7 @@ def buckets(module: HasBuckets, size: FigureSize) -> Figure:
     x = (distance if module.bidirectional else -distance).tolist()
     line = Line("bucket", x, bucket.tolist(), look="dots")
     label = "key - query" if module.bidirectional else "distance"
-    caption = "Which bucket a distance falls into: one for each near distance, then ever wider ones."
+    caption = "The bucket of each distance: one per short distance, then wider and wider ones."
     return Figure("buckets", caption, (Lines("buckets", label, "bucket", (line,)),))
 
 
@@ -276,9 +274,11 @@ def counted(built: Built, module: CountsKeys) -> Figure:
     hidden = Causal()(*Pair(at, at).places())[0, 0].logical_not()
     heat = Heat("counted position", "key", "query", rows(count.masked_fill(hidden, NONE_SEEN)))
     line = Line("counted", list(range(n)), count[-1].flip(0).tolist())
-    plain = Line("one a token", list(range(n)), list(range(n)), look="dashed")
+    plain = Line("one per token", list(range(n)), list(range(n)), look="dashed")
     over = Lines("the last query", "distance in tokens", "counted position", (line, plain))
-    caption = "How far away a query counts each key to be: only keys that it cares about count (random tokens)."
+    caption = (
+        "The contextual position of each key as a query counts it: only keys with an open gate count (random tokens)."
+    )
     return Figure("counted", caption, (heat, over))
 
 
@@ -299,8 +299,8 @@ def decay(built: Built) -> Figure:
     some = built.scores(built.tokens(len(distance)), queries, keys)[:, :, 0].flip(-1).flatten(0, 1)
     low, high = (torch.quantile(some, share, dim=0) for share in (0.1, 0.9))
     lines.append(Line("random, mean", x, some.mean(0).tolist(), low.tolist(), high.tolist(), look="dashed"))
-    caption = "The score of a token that meets itself, by distance: a vector of ones, and the mean over random ones."
-    return Figure("decay", caption, (Lines("score over distance", "distance", "score", tuple(lines)),))
+    caption = "Score of a vector with itself, by distance: for a vector of ones, and the mean over random vectors."
+    return Figure("decay", caption, (Lines("score by distance", "distance", "score", tuple(lines)),))
 
 
 def mask_alone() -> Figure:
@@ -311,7 +311,9 @@ def mask_alone() -> Figure:
     scores = masked_scores(nothing, nothing, Pair(at, at), Need(Causal(), 1.0))
     weights, _ = normalise(scores, None, Softmax())
     heat = Heat("weights of equal scores", "key", "query", rows(weights[0, 0].masked_fill(scores[0, 0] < 0, NONE_SEEN)))
-    caption = "Without any encoding a causal query still knows how many keys it sees: the weight of each gets smaller."
+    caption = (
+        "Without an encoding a causal query still sees how many keys there are: the more, the smaller each weight."
+    )
     return Figure("mask", caption, (heat,))
 
 
@@ -323,8 +325,8 @@ def drawn(sampler: Any, size: FigureSize) -> Figure:
     for n in range(3):
         row = sampler.draw(Positions.arange(1, size.length)).pos[0].tolist()
         lines.append(Line(f"draw {n + 1}", keep, [row[i] for i in keep]))
-    lines.append(Line("at rest", keep, [rank[i] for i in keep], look="dashed"))
-    caption = "Where the tokens of a training row stand: ascending, but spread at random below the limit."
+    lines.append(Line("without randomisation", keep, [rank[i] for i in keep], look="dashed"))
+    caption = "Positions of the tokens of a training row: ascending, drawn at random below the limit."
     return Figure("drawn", caption, (Lines("drawn positions", "token", "position", tuple(lines)),))
 
 

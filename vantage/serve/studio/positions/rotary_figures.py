@@ -34,15 +34,17 @@ def bands(module: Rotation | FadingRotation, length: int) -> list[Figure]:
         lines.append(_waves("after", after))
     still = int((after == 0).sum())
     slow = int(((after > 0) & (after * length < 2 * math.pi)).sum())
-    caption = f"Positions in a whole turn of each pair. {slow} of {len(after)} turn less than once within the context"
-    caption += f"; {still} stand still." if still else "."
+    caption = (
+        f"Wavelength of each pair of dimensions. {slow} of {len(after)} make less than one turn within the context"
+    )
+    caption += f"; {still} are not rotated." if still else "."
     waves = Lines("wavelengths", "pair", "positions", tuple(lines), log_y=True, marks=((CONTEXT, float(length)),))
     band_figures = [Figure("wavelengths", caption, (waves,))]
     if scaled:
         turning = (after > 0).nonzero().flatten()
         ratio = (before[turning] / after[turning]).tolist()
-        slower = Lines("slowed by", "pair", "times", (Line("slowed by", turning.tolist(), ratio),))
-        caption = "How many times slower the rule makes each pair, from the fastest to the slowest."
+        slower = Lines("slow-down by pair", "pair", "factor", (Line("slow-down", turning.tolist(), ratio),))
+        caption = "The factor by which the scaling rule slows each pair, from the fastest to the slowest."
         caption += f" Cosines and sines are multiplied by {factor:.4g}." if factor != 1 else ""
         band_figures.append(Figure("bands", caption, (slower,)))
     return band_figures
@@ -59,13 +61,15 @@ def turned(module: Rotation | FadingRotation, at: Tensor, length: int) -> list[F
     table = module.query(x.expand(1, 1, len(at), -1), places)[0, 0]
     columns = torch.arange(0, turning, -(-turning // 96))
     ticks, across = tuple(map(str, at.tolist())), tuple(map(str, columns.tolist()))
-    heat = Heat("a query turned", "dimension", "position", _rows(table[:, columns]), across, ticks, diverging=True)
+    heat = Heat("one vector, rotated", "dimension", "position", _rows(table[:, columns]), across, ticks, diverging=True)
     keys = module.key(x.expand(1, 1, len(at), -1), places)[0, 0]
     alike = table @ keys.T / pairs
     seen = Causal()(*places.against(places).places())[0, 0]  # into the future xPos only grows
-    near = Heat("a query meets itself", "key at", "query at", _rows(alike, seen), ticks, ticks, diverging=True)
-    caption = "The same vector at every position: each pair of dimensions turns at its own pace."
-    meet = "The product of one vector, turned as a query and as a key: only the distance counts."
+    near = Heat(
+        "dot product by position", "key position", "query position", _rows(alike, seen), ticks, ticks, diverging=True
+    )
+    caption = "The same vector rotated for every position: each pair of dimensions has its own frequency."
+    meet = "The dot product of one vector as a query and as a key: it depends only on the distance."
     return [
         Figure("turned", caption, (heat,)),
         Figure("similarity", meet, (near,)),
@@ -89,8 +93,12 @@ def _single_pairs(module: Rotation | FadingRotation, length: int) -> Figure:
         q = module.query(x.expand(1, 1, 1, -1), last)
         k = module.key(x.expand(1, 1, len(distance), -1), keys)
         lines.append(Line(f"pair {pair}", distance.tolist(), (q @ k.transpose(-1, -2))[0, 0, 0].flip(0).tolist()))
-    panel = Lines("single pairs", "distance", "product", tuple(lines))
-    return Figure("waves", "What single pairs say about the distance: fast ones repeat, slow ones tell far.", (panel,))
+    panel = Lines("single pairs", "distance", "dot product", tuple(lines))
+    return Figure(
+        "waves",
+        "Dot product of single pairs: fast pairs repeat within the context, slow pairs tell far distances apart.",
+        (panel,),
+    )
 
 
 @torch.no_grad()
@@ -101,7 +109,7 @@ def mixed(module: FourierMix, at: Tensor) -> Figure:
         Heat(name, "pair", "position", _rows(table[0, 0]), across, ticks, diverging=True)
         for name, table in zip(("cosines", "sines"), module.tables(Positions.of(at), torch.float64), strict=True)
     )
-    caption = "Mixes of the cosines and sines of all frequencies, as learning begins. Slow pairs stand still."
+    caption = "Mixtures of the cosines and sines of all frequencies, at initialisation. Slow pairs are not rotated."
     return Figure("mixes", caption, tuple(panels))
 
 

@@ -1,13 +1,13 @@
 // A matrix of a figure. Small ones may carry their numbers; for thousands of rows see Heatmap.
 import { useMemo } from "preact/hooks";
-import { mix, over, type Rgb, rgb, table } from "../../lib/colour";
+import { css, mix, over, type Rgb, rgb, table } from "../../lib/colour";
 import { show } from "../../lib/numbers";
 import { every } from "../../lib/scale";
 import { paint } from "../../theme";
 import type { HeatPanel } from "../../types";
-import { type Box, Plot, type Stop, shorten, textWidth } from "./Plot";
+import { type Box, type LegendEntry, Plot, type Stop, shorten, textWidth } from "./Plot";
 
-interface Span {
+export interface Span {
   low: number;
   high: number;
 }
@@ -109,6 +109,12 @@ function Written({
   );
 }
 
+/** The ends of the colour scale, and 0 between them where it has two sides. */
+export function legendOf({ low, high }: Span, diverging: boolean, colourOf: (value: number) => Rgb): LegendEntry[] {
+  const values = diverging ? [low, 0, high] : [low, high];
+  return values.map((value) => ({ name: show(value), colour: css(colourOf(value)), look: "block" as const }));
+}
+
 export interface HeatChartProps {
   panel: HeatPanel;
   width: number;
@@ -140,13 +146,13 @@ export function HeatChart({ panel, width, choose }: HeatChartProps) {
       width={width}
       title={panel.title}
       xLabel={panel.x_label}
-      yLabel={`${panel.y_label}${panel.y_label ? "; " : ""}colours ${show(range.low)} to ${show(range.high)}`}
+      yLabel={panel.y_label}
       plotHeight={plotHeight}
       left={left}
       bottom={slanted ? Math.min(90, 18 + longest * 0.65) : 22}
       slanted={slanted}
       rules={false}
-      legend={[]}
+      legend={legendOf(range, panel.diverging, colourOf)}
       xTicks={(box) =>
         Array.from({ length: columns }, (_, index) => index).flatMap((index) =>
           index % xStep

@@ -28,7 +28,7 @@ export function OtherEncoding(shared: Shared) {
   return (
     <Card title="Right: another encoding">
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && <Busy words="Asking which encodings there are" since={answer.since} />}
+      {answer.since !== null && <Busy words="Loading the encodings" since={answer.since} />}
     </Card>
   );
 }
@@ -48,7 +48,7 @@ function Encoded({ encodings, text, source, view }: { encodings: Encoding[] } & 
       <About key={name} chosen={chosen} />
       {side.encoding?.untrained && (
         <p class="note small">
-          This encoding has weights of its own, and the model never learned them: they are as they start. The picture
+          This encoding has weights of its own, which the model has never trained. The picture
           says what they do untrained.
         </p>
       )}
@@ -62,7 +62,7 @@ function About({ chosen }: { chosen: Chosen }) {
   const [open] = useState(Object.keys(chosen.values).length > 0); // as the link says; later, as the reader likes
   return (
     <details class="att-about" open={open}>
-      <summary class="small">{parameters.length ? "About it, and its parameters" : "About it"}</summary>
+      <summary class="small">{parameters.length ? "Description and parameters" : "Description"}</summary>
       <div class="stack">
         <p class="small muted">{about}</p>
         <EncodingValues chosen={chosen} />

@@ -38,9 +38,9 @@ export function SideCard({ side, view, name, pick, children }: SideCardProps) {
       <Controls side={side} view={view} pick={pick} />
       {children}
       {capture.trouble && <Problem trouble={capture.trouble} retry={capture.retry} />}
-      <Progress of={capture} words="The model reads the text" again="Read it" />
+      <Progress of={capture} words="Reading the text" again="Read" />
       {!capture.data && !capture.trouble && capture.since === null && <Empty>The model is not ready yet.</Empty>}
-      {shown && side.seeking && <Progress of={side.seeking} words="Looking for a head worth seeing" again="Look" />}
+      {shown && side.seeking && <Progress of={side.seeking} words="Looking for an interesting head" again="Look" />}
       {shown && !side.seeking && <SideView side={side} view={view} />}
     </Card>
   );
@@ -109,7 +109,7 @@ function MatrixView({ side, view }: { side: Side; view: string }) {
   return (
     <>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && !fits && <Busy words="Bringing this head" since={answer.since} />}
+      {answer.since !== null && !fits && <Busy words="Loading this head" since={answer.since} />}
       {matrix && fits && <HeadWords side={side} matrix={matrix} />}
       {matrix && fits && view === "heat" && (
         <Heatmap

@@ -60,7 +60,7 @@ export function HeadsView({ side }: { side: Side }) {
         />
       )}
       <p class="small muted">
-        Rows are the tokens that look, columns those looked at; stronger weights stand out more. Choose one, then open
+        Rows are queries, columns are keys; darker is more weight. Choose one, then open
         another view.
       </p>
     </>
@@ -100,10 +100,10 @@ const COLUMNS: { id: string; name: string; help: string; value: (head: HeadEntry
   {
     id: "label",
     name: "What it does",
-    help: "by the largest share that passes its threshold",
+    help: "the kind with the largest weight above its threshold",
     value: (head) => head.label,
   },
-  { id: "entropy", name: "Entropy", help: "how spread its weights are", value: (head) => head.entropy },
+  { id: "entropy", name: "Entropy", help: "how spread out its weights are", value: (head) => head.entropy },
   {
     id: "distance",
     name: "Distance",

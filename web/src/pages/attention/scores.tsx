@@ -50,14 +50,14 @@ export function ScoresView({ side }: { side: Side }) {
           ]}
         />
         <Check
-          label="Tell the parts of position apart (RoPE bands)"
+          label="Split position into RoPE frequency bands"
           value={bands && !data?.note}
           disabled={Boolean(data?.note)}
           onChange={setBands}
         />
       </div>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && <Busy words="Taking the scores apart" since={answer.since} />}
+      {answer.since !== null && <Busy words="Computing the parts of the scores" since={answer.since} />}
       {data && (
         <>
           {data.note && <p class="note small">{data.note}</p>}
@@ -164,7 +164,7 @@ function ScoreBars({ name, scores, parts, keys }: { name: string; scores: Scores
         </svg>
       )}
       <p class="small numeric" role="status">
-        {words || <span class="muted">The dark mark is the whole score. Point at a key to read its parts.</span>}
+        {words || <span class="muted">The dark mark is the total score. Point at a key to see its parts.</span>}
       </p>
     </div>
   );

@@ -42,11 +42,11 @@ export function example(head: Pick<HeadEntry, "label">, matrix: Matrix, tokens: 
   if (!best) return "";
   const much = percent(weight(best));
   if (head.label === "induction") {
-    return `On ${name(best.query)} (${best.query}) it looks at what followed the last ${name(best.since)}: ${name(best.key)}, ${much}.`;
+    return `At ${name(best.query)} (${best.query}) it attends to what followed the previous ${name(best.since)}: ${name(best.key)}, ${much}.`;
   }
-  if (head.label === "previous") return `On ${name(best.query)} (${best.query}) it looks at ${name(best.key)} before it, ${much}.`;
-  if (head.label === "first") return `On ${name(best.query)} (${best.query}) ${much} lie on the first token.`;
-  return `On ${name(best.query)} (${best.query}) it looks at the ${name(best.key)} before, ${much}.`;
+  if (head.label === "previous") return `At ${name(best.query)} (${best.query}) it attends to ${name(best.key)} before it, ${much}.`;
+  if (head.label === "first") return `At ${name(best.query)} (${best.query}) ${much} of the weight is on the first token.`;
+  return `At ${name(best.query)} (${best.query}) it attends to the earlier ${name(best.key)}, ${much}.`;
 }
 
 function candidates(label: string, tokens: string[]): Pair[] {

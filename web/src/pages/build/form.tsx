@@ -81,12 +81,12 @@ function Sizes({ choices, settings }: PartProps) {
         <Option {...parts} name="width" label="Width" />
         <Option {...parts} name="layers" label="Layers" />
         <NumberField label="Vocabulary" value={settings.vocab} min={1} max={2 ** 20} step={1} onChange={(vocab) => say("vocab", vocab, defaults.vocab)} />
-        <Option {...parts} name="max_length" label="Longest text" otherwise="any" />
+        <Option {...parts} name="max_length" label="Maximum length" otherwise="any" />
         <Option {...parts} name="dropout" label="Dropout" />
       </div>
       <div class="chips">
         <Option {...parts} name="tied" label="Head tied to the embeddings" />
-        <Option {...parts} name="shared" label="One table of embeddings for both" />
+        <Option {...parts} name="shared" label="Shared embeddings" />
         <Option {...parts} name="bidirectional" label="No causal mask" />
       </div>
     </Group>
@@ -141,7 +141,7 @@ function Attention({ choices, settings }: PartProps) {
             <OptionalNumber label="Rank of decays" value={settings.delta.rank} min={1} max={65_536} otherwise="a head's width" onChange={(value) => say("rank", value, null)} />
             <NumberField label="Convolution taps" value={settings.delta.taps} min={2} max={16} step={1} onChange={(value) => say("taps", value, TAPS)} />
           </div>
-          <p class="small muted">A delta rule keeps a state of one size at any length. It has no scores, so no position acts on them: choose none, or one added at the input.</p>
+          <p class="small muted">A delta rule keeps a state of fixed size. It has no scores for a position encoding to act on: choose none, or one that is added to the embeddings.</p>
         </>
       )}
       <details class="bld-inner" open={more}>
@@ -171,7 +171,7 @@ function Pattern({ choices, settings }: PartProps) {
           <OptionalNumber label="Full every" value={settings.full_every} min={2} max={128} otherwise="none" onChange={(value) => say("full_every", value, null)} />
         )}
       </div>
-      <p class="small muted">With a window each token sees so many before it. Every so many layers, one can see everything.</p>
+      <p class="small muted">With a window each token attends to that many previous tokens. “Full every” makes every n-th layer attend to all.</p>
       {settings.full_every !== null && (
         <Select
           label="Position in the full layers"
@@ -197,9 +197,9 @@ function FeedForward({ choices, settings }: PartProps) {
         <>
           <div class="bld-fields">
             <NumberField label="Experts" value={experts.count} min={1} max={64} step={1} onChange={(value) => say("experts", value, EXPERTS.count)} />
-            <NumberField label="For each token" value={experts.k} min={1} max={64} step={1} onChange={(value) => say("of_experts", value, EXPERTS.k)} />
+            <NumberField label="Experts per token" value={experts.k} min={1} max={64} step={1} onChange={(value) => say("of_experts", value, EXPERTS.k)} />
           </div>
-          <Check label="And one for all tokens" value={experts.shared} onChange={(on) => say("shared", on, false)} />
+          <Check label="With a shared expert" value={experts.shared} onChange={(on) => say("shared", on, false)} />
         </>
       )}
     </Group>

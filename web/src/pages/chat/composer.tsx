@@ -76,7 +76,7 @@ export function Composer({ disabled, images, onSend }: ComposerProps) {
         rows={2}
         aria-label="Message"
         placeholder="Write a message"
-        title="Enter sends it, Shift+Enter begins a new line"
+        title="Enter to send, Shift+Enter for a new line"
         value={text}
         onInput={(event) => (draft.value = event.currentTarget.value)}
         onPaste={(event) => takeFiles(event, event.clipboardData)}

@@ -60,8 +60,8 @@ export function ConversationsCard() {
       />
       <p class="small muted chat-folder">
         {known?.keeping === false
-          ? "New ones are forgotten when the server ends. Those kept before stay until you delete them."
-          : `In ${known?.folder ?? "your own folder"}; only your user can read them.`}
+          ? "New conversations are lost when the server stops. Saved ones stay until you delete them."
+          : `In ${known?.folder ?? "your own folder"}; readable only by you.`}
       </p>
       <div class="row">
         <Button little disabled={!entries.length} onClick={() => attempt(exported(null).then((text) => save("conversations.json", text, "application/json")))}>

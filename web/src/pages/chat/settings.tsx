@@ -14,7 +14,7 @@ export interface Settings {
 const DEFAULTS = { temperature: 0.7, top_k: 0, top_p: 1, min_p: 0, seed: 0, max_tokens: 200 };
 
 const SLIDERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, off: { at: 0, words: "0: the likeliest" } },
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, off: { at: 0, words: "0: greedy" } },
   { name: "top_p", label: "Top-p", min: 0.05, max: 1, step: 0.05, off: { at: 1, words: "off" } },
   { name: "top_k", label: "Top-k", min: 0, max: 100, step: 1, off: { at: 0, words: "off" } },
   { name: "min_p", label: "Min-p", min: 0, max: 0.5, step: 0.01, off: { at: 0, words: "off" } },
@@ -74,7 +74,7 @@ export function SettingsCard({ model, begun }: { model: Model | null; begun: boo
           onChange={(n) => set("seed")(Math.round(n))}
         />
         <NumberField
-          label="At most this many tokens"
+          label="Maximum tokens"
           value={sampling.max_tokens}
           min={1}
           max={4096}
@@ -82,7 +82,7 @@ export function SettingsCard({ model, begun }: { model: Model | null; begun: boo
           onChange={(n) => set("max_tokens")(Math.round(n))}
         />
         <Select
-          label="Watch the attention of"
+          label="Show attention of"
           value={watch}
           options={[{ value: "mean", label: "all layers (mean)" }, ...layers, { value: "off", label: "none" }]}
           onChange={(value) => put({ watch: value === "mean" ? null : value })}
@@ -93,7 +93,7 @@ export function SettingsCard({ model, begun }: { model: Model | null; begun: boo
           label="System message"
           value={system}
           rows={2}
-          placeholder="Leave empty for the model's own"
+          placeholder="Empty: the model's default"
           onChange={(value) => put({ system: value || null })}
         />
       )}

@@ -56,7 +56,7 @@ export function Transcript({ conversation, tints, chosen, onPoint, onChoose, onI
               {last && busy ? (
                 <>
                   <Busy words={busy.phase} since={busy.since} stop={stop} />
-                  {busy.share !== null && <Meter share={busy.share} label="The message is read" />}
+                  {busy.share !== null && <Meter share={busy.share} label="Reading the message" />}
                 </>
               ) : (
                 <After
@@ -101,9 +101,9 @@ function After({ conversation, exchange, turn, locked, onAgain }: AfterProps) {
         <a
           class="button quiet little"
           href={href("attention", { model: conversation.model, conversation: conversation.id, turn })}
-          aria-label={`Look at this in Attention (answer ${turn + 1})`}
+          aria-label={`Show in Attention (answer ${turn + 1})`}
         >
-          Look at this in Attention
+          Show in Attention
         </a>
       )}
       {exchange.seed !== null && <span class="numeric">seed {exchange.seed}</span>}
@@ -112,7 +112,7 @@ function After({ conversation, exchange, turn, locked, onAgain }: AfterProps) {
 }
 
 const finishWords = (finish: string): string =>
-  ({ length: "stopped at the limit of tokens", stopped: "stopped by you" })[finish] ?? finish;
+  ({ length: "token limit reached", stopped: "stopped by you" })[finish] ?? finish;
 
 interface QuestionProps extends TintProps {
   exchange: Exchange;
@@ -205,7 +205,7 @@ function Editor({ text, images, locked, onSend, onLeave }: EditorProps) {
         <Button little onClick={onLeave}>
           Cancel
         </Button>
-        <span class="small muted">The conversation as it is stays; this begins a branch of it.</span>
+        <span class="small muted">This starts a branch; the conversation itself is kept.</span>
       </div>
     </form>
   );

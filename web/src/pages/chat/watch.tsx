@@ -6,7 +6,7 @@ import { DownloadRow } from "../../components/DownloadRow";
 import { Card, Facts, Problem } from "../../components/state";
 import { useAnswer, useWidth } from "../../hooks";
 import { csv } from "../../lib/csv";
-import { byteSize, compact, duration, percent } from "../../lib/numbers";
+import { byteSize, compact, duration, percent, sampledPercent } from "../../lib/numbers";
 import type { CacheState, ChatToken, DistributionAnswer, TokenChoice, TokenWeight } from "../../generated/api";
 import { nameOf, visible } from "../../lib/tokens";
 import { paint } from "../../theme";
@@ -42,14 +42,15 @@ export function DistributionCard({ conversation, token, sampling, pinned, onRele
       beside={
         pinned ? (
           <button type="button" class="button quiet little" onClick={onRelease}>
-            Back to the newest
+            Back to the latest
           </button>
         ) : undefined
       }
     >
       <p class="small muted">
         At token {token.index}, <q class="mono">{visible(token.token)}</q> was written ({duration(token.ms)}). The solid
-        bar is the chance with the settings, the thin one the model's own. Choose another one to write it there instead.
+        bar is the probability after the sampling settings; the thin bar, in brackets where it differs, is the model's own. Choose
+        another token to continue from it.
       </p>
       <div ref={root} class="chat-choices">
         <Distribution top={top} written={token.id} />
@@ -60,7 +61,7 @@ export function DistributionCard({ conversation, token, sampling, pinned, onRele
                 type="button"
                 disabled={writing.value !== null || one.id === token.id || conversation.problem !== null}
                 aria-label={`Write ${visible(one.text)} at token ${token.index}, as a branch`}
-                title={one.id === token.id ? "This one was written" : "Write this one here, and go on as a branch"}
+                title={one.id === token.id ? "This token was written" : "Write this token instead, as a branch"}
                 onClick={() => onForce(token.index, one.id)}
               />
             </li>
@@ -69,7 +70,7 @@ export function DistributionCard({ conversation, token, sampling, pinned, onRele
       </div>
       {forgotten && (
         <p class="small muted">
-          The server no longer holds this token's numbers: this is what was shown when it was written.
+          The server no longer has the logits of this token; the values are from when it was written.
         </p>
       )}
       {asked.trouble && !forgotten && <Problem trouble={asked.trouble} retry={asked.retry} />}
@@ -94,7 +95,7 @@ function Distribution({ top, written }: { top: TokenChoice[]; written: number })
   const colours = paint.value;
   const width = Math.max(200, Math.floor(room));
   const names = Math.min(120, width * 0.34);
-  const bar = width - names - 62;
+  const bar = width - names - 112;
   const most = Math.max(0.01, ...top.map((one) => Math.max(one.p_raw, one.p_sampled)));
   const height = top.length * ROW + 4;
   const words = top.slice(0, 5).map((one) => `${visible(one.text)} ${percent(one.p_sampled)}`);
@@ -107,7 +108,7 @@ function Distribution({ top, written }: { top: TokenChoice[]; written: number })
           height={height}
           viewBox={`0 0 ${width} ${height}`}
           role="img"
-          aria-label={`The likeliest next tokens: ${words.join(", ")}`}
+          aria-label={`The most likely next tokens: ${words.join(", ")}`}
         >
           {top.map((one, row) => {
             const y = row * ROW + 2;
@@ -141,12 +142,12 @@ function Distribution({ top, written }: { top: TokenChoice[]; written: number })
                   fill={colours.muted}
                 />
                 <text
-                  x={names + Math.max(0.5, (one.p_sampled / most) * bar) + 6}
+                  x={names + Math.max(0.5, (Math.max(one.p_sampled, one.p_raw) / most) * bar) + 6}
                   y={14}
                   font-size={11}
                   fill={colours.text}
                 >
-                  {percent(one.p_sampled)}
+                  {sampledPercent(one.p_sampled, one.p_raw)}
                 </text>
               </g>
             );
@@ -158,10 +159,10 @@ function Distribution({ top, written }: { top: TokenChoice[]; written: number })
 }
 
 export function AttentionWords({ attention, conversation }: { attention: TokenWeight[]; conversation: Conversation }) {
-  if (!attention.length) return <p class="small muted">The attention of this token was not watched.</p>;
+  if (!attention.length) return <p class="small muted">No attention was recorded for this token.</p>;
   return (
     <p class="small">
-      <span class="muted">Looks most at </span>
+      <span class="muted">Attends most to </span>
       {attention.slice(0, 6).map(({ key, weight }, index) => (
         <span key={key}>
           {index > 0 && ", "}
@@ -286,12 +287,12 @@ export function CostCard({ exchange }: { exchange: Exchange }) {
     <Card title="What this turn cost">
       <Facts
         facts={[
-          { name: "Keys computed, with the cache", value: compact(cost.projections_cached) },
-          { name: "Without the cache it would be", value: compact(cost.projections_uncached) },
+          { name: "Keys computed with the cache", value: compact(cost.projections_cached) },
+          { name: "Without the cache", value: compact(cost.projections_uncached) },
           { name: "Work saved", value: saved ? saved.toFixed(saved < 10 ? 1 : 0) : "–", unit: "times" },
           { name: "Tokens written", value: written.length },
-          { name: "Time for a token", value: mean ? duration(mean) : "–" },
-          { name: "Until the first token", value: cost.ms_first ? duration(cost.ms_first) : "–" },
+          { name: "Time per token", value: mean ? duration(mean) : "–" },
+          { name: "Time to first token", value: cost.ms_first ? duration(cost.ms_first) : "–" },
         ]}
       />
       {slowed && (

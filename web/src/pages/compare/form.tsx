@@ -78,7 +78,7 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
     const wrong = root.current?.querySelector<HTMLElement>('[aria-invalid="true"], .wrong-note');
     if (wrong) {
       wrong.focus();
-      setTrouble(new Trouble("refused", "One of the fields is not filled in correctly.", "It is marked; correct it, then start."));
+      setTrouble(new Trouble("refused", "One of the fields is not valid.", "Correct the marked field, then start."));
       return;
     }
     run(form);
@@ -102,17 +102,17 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
           <Many legend="Positions" all={choices.positions} about={choices.about} chosen={form.positions} onChange={(list) => say({ positions: list.join(",") || "," })} />
           <Many legend="Attention" all={choices.attention} about={choices.about} chosen={form.attention} onChange={(list) => say({ attention: list.join(",") || "," })} />
         </Card>
-        <Card title="On which tasks">
+        <Card title="Tasks to train on">
           <Many legend="Tasks" all={choices.tasks} about={choices.about} chosen={form.tasks} onChange={(list) => say({ tasks: list.join(",") || "," })} />
         </Card>
       </div>
       <div class="stack">
-        <Card title="How">
+        <Card title="Training">
           <Lengths form={form} say={say} />
           <Time form={form} say={say} plain={choices.defaults.budget} />
           <Sizes form={form} say={say} defaults={choices.defaults} />
         </Card>
-        <Card title="What it takes">
+        <Card title="Time and size">
           <Estimate form={form} choices={choices} />
           <div class="row">
             <Button look="main" disabled={empty || since !== null} onClick={start}>
@@ -147,7 +147,7 @@ function Many({ legend, all, about, chosen, onChange }: { legend: string; all: s
           <Check key={name} label={name} title={about[name]} value={chosen.includes(name)} onChange={(on) => onChange(all.filter((one) => (one === name ? on : chosen.includes(one))))} />
         ))}
       </div>
-      {unknown.length > 0 && <p class="wrong-note">Not here: {unknown.join(", ")}</p>}
+      {unknown.length > 0 && <p class="wrong-note">Unknown: {unknown.join(", ")}</p>}
     </fieldset>
   );
 }
@@ -168,7 +168,7 @@ function Lengths({ form, say }: PartProps) {
         <NumberField label="Trained up to length" value={form.train_length} min={1} max={512} step={1} onChange={(value) => say({ train_length: value })} />
         <NumberField label="Seeds" value={form.seeds} min={1} max={16} step={1} onChange={(value) => say({ seeds: value })} />
       </div>
-      <TextField label="Tested at lengths" value={text} onChange={setText} help="numbers, with commas" />
+      <TextField label="Tested at lengths" value={text} onChange={setText} help="numbers, separated by commas" />
     </>
   );
 }
@@ -181,7 +181,7 @@ function Time({ form, say, plain }: PartProps & { plain: string }) {
         label="Trained"
         value={bySteps ? "steps" : "budget"}
         options={[
-          { value: "budget", label: "within a budget of time" },
+          { value: "budget", label: "within a time budget" },
           { value: "steps", label: "for a number of steps" },
         ]}
         onChange={(how) => say(how === "steps" ? { steps: 1000, budget: null } : { steps: null, budget: null })}
@@ -241,15 +241,15 @@ function Estimate({ form, choices }: { form: Filled; choices: CompareChoices }) 
       <Facts
         facts={[
           { name: "models to train", value: show(runs) },
-          { name: "time, about", value: seconds === null ? "as steps take" : duration(seconds * 1000) },
+          { name: "time, about", value: seconds === null ? "unknown" : duration(seconds * 1000) },
           { name: "for each model", value: seconds === null || !runs ? "–" : duration((seconds * 1000) / runs) },
         ]}
       />
       <p class="small muted">
         {seconds === null
-          ? "The time that is left is said as soon as the first step has been timed."
-          : "Speed is measured first, and steps and seeds are chosen so that all of it fits into the budget, the search for learning rates and the report included. What was cut is said."}{" "}
-        It runs in a process of its own, one comparison at a time, and goes on when this page is closed.
+          ? "The remaining time is shown once the first step has been timed."
+          : "The speed is measured first. Steps and seeds are then chosen so that everything, including the learning-rate search and the report, fits the budget. The report says what was reduced."}{" "}
+        Comparisons run one at a time, in their own process, and continue when this page is closed.
       </p>
     </>
   );

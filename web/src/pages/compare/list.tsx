@@ -28,13 +28,13 @@ export function All() {
       title="All comparisons"
       beside={
         <Button little onClick={answer.retry}>
-          Look again
+          Refresh
         </Button>
       }
     >
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && !list && <Busy words="Asking what there is" since={answer.since} />}
-      {list && list.length === 0 && <Empty>There is none yet. Start one under New comparison.</Empty>}
+      {answer.since !== null && !list && <Busy words="Loading the list" since={answer.since} />}
+      {list && list.length === 0 && <Empty>No comparisons yet. Start one under New comparison.</Empty>}
       {list && list.length > 0 && (
         <ul class="cmp-list">
           {list.map((entry) => (

@@ -80,15 +80,15 @@ export function Watch({ id }: { id: string }) {
           )}
           {ended && (
             <Button look="main" disabled={since !== null} onClick={resume}>
-              Go on
+              Continue
             </Button>
           )}
           {since !== null && <Busy words={state === "running" ? "Stopping" : "Starting again"} since={since} />}
-          {!progress && stream.since !== null && <Busy words="Asking how far it is" since={stream.since} />}
+          {!progress && stream.since !== null && <Busy words="Loading the progress" since={stream.since} />}
         </div>
       </Card>
       {(curve || (progress && progress.rows.length > 0)) && (
-        <Card title={done ? "Results" : "Results so far"} beside={done ? <span class="small muted">the report below says it in full</span> : null}>
+        <Card title={done ? "Results" : "Results so far"} beside={done ? <span class="small muted">details in the report below</span> : null}>
           {short.length > 0 && (
             <ul class="cmp-short">
               {short.map((sentence) => (
@@ -101,11 +101,11 @@ export function Watch({ id }: { id: string }) {
         </Card>
       )}
       {learning && !done && (
-        <Card title="Learning so far" beside={curve ? null : <span class="small muted">scores follow with the first trained model</span>}>
+        <Card title="Learning so far" beside={curve ? null : <span class="small muted">scores appear after the first trained model</span>}>
           <Figure figure={learning} />
         </Card>
       )}
-      {progress && !curve && !learning && !done && state === "running" && <Empty>Curves stand here from the first steps of training on.</Empty>}
+      {progress && !curve && !learning && !done && state === "running" && <Empty>Curves appear here after the first training steps.</Empty>}
       {done && <Report name={id} />}
     </div>
   );
@@ -123,7 +123,7 @@ function Going({ progress, running }: { progress: CompareProgress; running: bool
           { name: "models finished", value: show(progress.rows.reduce((sum, row) => sum + row.runs, 0)) },
         ]}
       />
-      {running && (progress.message || !progress.total) && <p class="small muted">{progress.message || "Measuring how fast this machine is."}</p>}
+      {running && (progress.message || !progress.total) && <p class="small muted">{progress.message || "Measuring the speed of this machine."}</p>}
     </>
   );
 }

@@ -52,12 +52,12 @@ export function Calculator() {
           options={LONGEST.map((n) => ({ value: String(n), label: `${show(n)} tokens` }))}
           onChange={(next) => setLongest(Number(next))}
         />
-        <WideNumber label="Batch" value={batch} min={1} max={4096} whole onChange={(next) => setBatch(Math.round(next))} help="rows that are read at once" />
-        <Select label="Numbers" value={dtype} options={DTYPES} onChange={setDtype} help="the type that keys and values are kept in" />
+        <WideNumber label="Batch" value={batch} min={1} max={4096} whole onChange={(next) => setBatch(Math.round(next))} help="rows per batch" />
+        <Select label="Type" value={dtype} options={DTYPES} onChange={setDtype} help="type of keys and values" />
       </Card>
       <div class="stack wide">
         {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-        {answer.since !== null && !answer.data && <Busy words="Working it out" since={answer.since} />}
+        {answer.since !== null && !answer.data && <Busy words="Calculating" since={answer.since} />}
         {answer.data && <Found cost={answer.data} busy={answer.since} />}
       </div>
     </div>
@@ -71,7 +71,7 @@ function Found({ cost, busy }: { cost: CostAnswer; busy: number | null }) {
   const longest = cost.contexts[cost.contexts.length - 1] ?? 0;
   return (
     <>
-      <Card title="Cache" beside={busy !== null ? <Busy words="Working it out" since={busy} /> : null}>
+      <Card title="Cache" beside={busy !== null ? <Busy words="Calculating" since={busy} /> : null}>
         <Facts
           facts={[
             { name: "bytes a token", value: byteSize(first?.bytes_per_token ?? 0) },

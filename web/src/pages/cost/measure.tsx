@@ -49,14 +49,14 @@ export function Measure() {
           )}
           {stream.since !== null && <Busy words={points.length ? "Measuring" : "Waiting for the first token"} since={stream.since} />}
         </div>
-        <p class="small muted">It ends by itself after 90 seconds.</p>
+        <p class="small muted">The measurement stops after 90 seconds.</p>
       </Card>
       <div class="stack">
         {stream.trouble && <Problem trouble={stream.trouble} retry={start} />}
         {points.length ? (
           <Curves points={points} asked={asked} running={running} done={done} />
         ) : (
-          !stream.trouble && !running && <Empty>Press Measure: two curves grow here, token by token.</Empty>
+          !stream.trouble && !running && <Empty>Press Measure to see two curves, token by token.</Empty>
         )}
       </div>
     </div>
@@ -111,7 +111,7 @@ export function growing(points: MeasuredPoint[]): FigureData {
   });
   return {
     name: "measured",
-    caption: "All tokens so far: keys that a layer projected, and milliseconds. Without a cache each text is read anew.",
+    caption: "Cumulative: keys projected per layer, and milliseconds. Without a cache each token recomputes the whole text.",
     panels: [panel("keys projected", "projections", "keys"), panel("time", "ms", "ms")],
   };
 }

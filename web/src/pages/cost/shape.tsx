@@ -67,7 +67,7 @@ export function ShapeForm({ shape }: { shape: Shape }) {
         <OptionalNumber label="MLA latent" value={shape.latent} min={1} max={65_536} otherwise="none" onChange={(latent) => say({ latent })} />
         <NumberField label="Vocabulary" value={shape.vocab} min={1} max={2 ** 20} step={1} onChange={(vocab) => say({ vocab })} />
       </div>
-      <p class="small muted">The feed-forward layers are taken to be of the usual width, so parameters and operations may differ from those of the model so called. The cache does not depend on it.</p>
+      <p class="small muted">The feed-forward layers have the usual width, so parameters and operations may differ from the named model. The cache size does not depend on it.</p>
     </div>
   );
 }

@@ -46,18 +46,18 @@ export function AblationView() {
     <div class="stack wide">
       <TextCard target={false} />
       <div class="grid side">
-        <Card title="What is taken away">
+        <Card title="What to ablate">
           <Select label="Part" value={part} options={PARTS} onChange={setPart} />
           <Slider label="Layer" value={layer} min={0} max={last.layer} onChange={setLayer} />
           {part === "head" && <Slider label="Head" value={head} min={0} max={last.head} onChange={setHead} />}
-          <Select label="In its place" value={how} options={WAYS} onChange={setHow} />
+          <Select label="Replace with" value={how} options={WAYS} onChange={setHow} />
           <Slider label="Tokens to write" value={tokens} min={1} max={64} onChange={setTokens} />
           <p class="small muted">
             <Term name="Ablation" /> holds for every token that is read and written.
           </p>
         </Card>
         <Card title="Before and after">
-          <Working job={job} words="The model writes" again="Go on" />
+          <Working job={job} words="Generating" again="Continue" />
           {job.data && <Result data={job.data} />}
         </Card>
       </div>
@@ -72,12 +72,12 @@ function Result({ data }: { data: AblationAnswer }) {
       <div class="lens-answers">
         {(["before", "after"] as const).map((which) => (
           <div key={which} class="stack">
-            <h3>{which === "before" ? "With all its parts" : `Without ${data.part}`}</h3>
+            <h3>{which === "before" ? "Unchanged" : `Without ${data.part}`}</h3>
             <blockquote data-answer={which}>{data[which].trim() || "(nothing: it stopped at once)"}</blockquote>
           </div>
         ))}
       </div>
-      <Facts facts={[{ name: "of the next token's probability moved", value: percent(data.moved) }]} />
+      <Facts facts={[{ name: "probability moved to other next tokens", value: percent(data.moved) }]} />
       <div class="scroll lens-steps" tabIndex={0} role="region" aria-label="Next token, before and after">
         <table>
           <thead>
@@ -115,15 +115,15 @@ function EveryHead({ model, text, how, choose }: EveryHeadProps) {
   const body: AblateHeadsRequest = { model, text, how, target: target || null };
   const job = useJob<SweepAnswer>("/lens/ablate/heads", body, false);
   return (
-    <Card title="Without each head in turn">
+    <Card title="Every head in turn">
       <div class="row end">
-        <TextField label="Token that is measured" value={target} onChange={setTarget} placeholder="the best guess" help={ONE_TOKEN} />
+        <TextField label="Token to measure" value={target} onChange={setTarget} placeholder="the best guess" help={ONE_TOKEN} />
         <Button look="main" disabled={job.since !== null} onClick={job.start}>
           Try every head
         </Button>
       </div>
-      <Working job={job} words="Taking away one head after another" />
-      {job.data && <SweepMap data={job.data} stale={job.stale} choose={choose} what="Choose a head to see how the model goes on without it." />}
+      <Working job={job} words="Ablating one head after another" />
+      {job.data && <SweepMap data={job.data} stale={job.stale} choose={choose} what="Choose a head to see what the model writes without it." />}
     </Card>
   );
 }

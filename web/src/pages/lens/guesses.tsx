@@ -33,7 +33,7 @@ export function GuessesView() {
     <div class="stack wide">
       <TextCard target />
       <Card title="Best guesses" beside={data && !job.stale && <span class="small muted numeric">{data.tokens.length} tokens, read in {duration(data.ms)}</span>}>
-        <Working job={job} words="Reading after each layer" again="Go on" />
+        <Working job={job} words="Reading every layer" again="Continue" />
         {data && at && <Grid data={data} at={at} />}
       </Card>
       {data && at && model && (
@@ -66,7 +66,7 @@ function Grid({ data, at }: { data: LensAnswer; at: Place }) {
   return (
     <>
       <p class="small muted">
-        The <Term name="Logit lens" />: each column is a token that was read, each row what the model would write next if it ended there. Stronger
+        The <Term name="Logit lens" />: each column is a token of the text, each row the next token that the model would predict after that layer. Darker
         colours are surer guesses; underlined is what the text goes on with. Choose a cell.
       </p>
       <div class="scroll lens-scroll">
@@ -138,7 +138,7 @@ function Distribution({ data, at, target }: { data: LensAnswer; at: Place; targe
   const rank = data.rank?.[at.stage]?.[at.token];
   const facts = [
     { name: "entropy", value: show(data.entropy[at.stage]?.[at.token]), unit: "nats" },
-    { name: "KL to the end", value: show(data.divergence[at.stage]?.[at.token]), unit: "nats" },
+    { name: "KL to the output", value: show(data.divergence[at.stage]?.[at.token]), unit: "nats" },
   ];
   if (own !== undefined && rank !== undefined)
     facts.push({ name: `probability of ${visible(target)}`, value: percent(Math.exp(own)), unit: `place ${show(rank + 1)}` });

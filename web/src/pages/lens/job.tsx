@@ -62,7 +62,7 @@ export function Working<T>({ job, words, again }: { job: Job<T>; words: string; 
       {again && job.stopped && job.since === null && (
         <div class="row">
           <Button onClick={job.start}>{again}</Button>
-          {job.stale && <span class="small muted">What stands here is from before your last change.</span>}
+          {job.stale && <span class="small muted">This result is from before your last change.</span>}
         </div>
       )}
     </>

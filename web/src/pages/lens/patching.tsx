@@ -52,11 +52,11 @@ export function PatchingView() {
     <div class="stack wide">
       <Card title="Two texts">
         <div class="lens-pair">
-          <TextField label="First text" rows={2} value={clean} onChange={setClean} onSubmit={run} help="What is taken from it is put into the second." />
-          <TextField label="Second text" rows={2} value={corrupted} onChange={setCorrupted} onSubmit={run} help="As many tokens as the first, up to 128." />
-          <TextField label="Token after the first" value={target} onChange={setTarget} placeholder="the best guess" help={ONE_TOKEN} />
-          <TextField label="Less that after the second" value={against} onChange={setAgainst} placeholder="none: its log-probability" help={ONE_TOKEN} disabled={!target} />
-          <Select label="What is taken" value={body?.activation ?? "residual_before"} options={ACTIVATIONS} onChange={setActivation} />
+          <TextField label="First text" rows={2} value={clean} onChange={setClean} onSubmit={run} help="The source: its activations are copied into the second." />
+          <TextField label="Second text" rows={2} value={corrupted} onChange={setCorrupted} onSubmit={run} help="The target. As many tokens as the first, at most 128." />
+          <TextField label="Answer to the first" value={target} onChange={setTarget} placeholder="the best guess" help={ONE_TOKEN} />
+          <TextField label="Answer to the second" value={against} onChange={setAgainst} placeholder="none: its log-probability" help={ONE_TOKEN} disabled={!target} />
+          <Select label="Activation" value={body?.activation ?? "residual_before"} options={ACTIVATIONS} onChange={setActivation} />
           <ModelPicker value={name} onChange={setName} fits={(one) => one.kind === "decoder"} />
         </div>
         <div class="row">
@@ -70,11 +70,11 @@ export function PatchingView() {
         <Working job={job} words="Patching" />
       </Card>
       {job.data ? (
-        <Card title="Where the difference is kept">
+        <Card title="Which activations carry the difference">
           <SweepMap data={job.data} stale={job.stale} what="1: this activation alone brings the second text to the first one's answer. 0: it changes nothing." />
         </Card>
       ) : (
-        job.since === null && !job.trouble && <Empty>Press Patch: a map over layers and positions stands here.</Empty>
+        job.since === null && !job.trouble && <Empty>Press Patch to see a map over layers and positions.</Empty>
       )}
     </div>
   );

@@ -17,7 +17,7 @@ export function SweepMap({ data, stale, what, choose }: SweepMapProps) {
   const cell = choose && ((row: number, column: number) => choose({ layer: data.layers[row] ?? 0, cell: data.cells[column] ?? 0 }));
   return (
     <>
-      {stale && <p class="small muted">What stands below is from before your last change.</p>}
+      {stale && <p class="small muted">This result is from before your last change.</p>}
       <Facts facts={facts} />
       <Figure figure={data.figure} choose={cell} />
       <p class="small">

@@ -6,7 +6,7 @@ import { Card } from "../../components/state";
 import { put, useParam } from "../../router";
 
 export const TEXT = "The capital of France is";
-export const ONE_TOKEN = "One token; most words have a space before them.";
+export const ONE_TOKEN = "One token; most words start with a space.";
 
 export function useText(): string {
   return useParam("text", TEXT)[0];
@@ -29,7 +29,7 @@ export function TextCard({ target }: { target: boolean }) {
     <Card>
       <div class="lens-text">
         <ModelPicker value={name} onChange={setName} fits={(one) => one.kind === "decoder"} />
-        <TextField label="Text" rows={2} value={draft} onChange={setDraft} onSubmit={look} help="Up to 128 tokens. Ctrl+Enter looks at it." />
+        <TextField label="Text" rows={2} value={draft} onChange={setDraft} onSubmit={look} help="At most 128 tokens. Ctrl+Enter to run." />
         {target && <TextField label="Follow the token" value={draftToken} onChange={setDraftToken} onSubmit={look} placeholder="the best guess" help={ONE_TOKEN} />}
       </div>
       <div class="row">

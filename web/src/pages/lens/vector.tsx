@@ -28,7 +28,7 @@ export function VectorCards({ model, text, target, position, wait, children }: V
         <Steps job={job} />
       </div>
       {job.data && (
-        <Card title="What each part added">
+        <Card title="Contribution of each part">
           <div class="grid two">
             {job.data.figures.map((figure) => (
               <Figure key={figure.name} figure={figure} />
@@ -44,12 +44,12 @@ function Steps({ job }: { job: Job<VectorAnswer> }) {
   const { data } = job;
   return (
     <Card title={data ? `The vector of “${visible(data.token)}”` : "The token's vector"}>
-      <Working job={job} words="Following the vector" again="Go on" />
+      <Working job={job} words="Following the vector" again="Continue" />
       {data && (
         <>
           <p class="small muted">
             The <Term name="Residual stream" /> of this token, part by part.{" "}
-            {data.measure && `All parts together make the ${data.measure}: ${show(data.logit)}.`}
+            {data.measure && `The parts add up to the ${data.measure}: ${show(data.logit)}.`}
           </p>
           {data.note && <p class="note small">{data.note}</p>}
           <div class="scroll lens-steps" tabIndex={0} role="region" aria-label="Part by part">
@@ -57,10 +57,10 @@ function Steps({ job }: { job: Job<VectorAnswer> }) {
               <thead>
                 <tr>
                   <th scope="col">part</th>
-                  <th scope="col">would write then</th>
-                  <th scope="col" class="number" title="how long the vector is that the part adds">adds</th>
-                  <th scope="col" class="number" title="how long the token's vector is then">length then</th>
-                  <th scope="col" class="number" title="what the part adds to the logit, by the direct way">to the logit</th>
+                  <th scope="col">best guess</th>
+                  <th scope="col" class="number" title="norm of the vector that the part adds">adds</th>
+                  <th scope="col" class="number" title="norm of the residual stream after the part">norm</th>
+                  <th scope="col" class="number" title="direct contribution of the part to the logit">logit</th>
                 </tr>
               </thead>
               <tbody>

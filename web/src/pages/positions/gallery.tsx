@@ -22,16 +22,16 @@ export function Gallery({ encodings }: { encodings: Encoding[] }) {
   const answer = useAnswer(JSON.stringify(body), (signal) => post<EncodingFigures>("/positions/show", body, { signal }), 150);
   return (
     <div class="grid side">
-      <Card title="What is drawn" beside={answer.since !== null && answer.data ? <Busy words="Drawing" since={answer.since} /> : null}>
+      <Card title="Encoding and parameters" beside={answer.since !== null && answer.data ? <Busy words="Drawing" since={answer.since} /> : null}>
         <EncodingControls encodings={encodings} chosen={chosen} />
         <hr class="rule" />
-        <WideNumber label="length" value={length} min={2} max={4096} whole onChange={setLength} help="positions that are drawn" />
+        <WideNumber label="length" value={length} min={2} max={4096} whole onChange={setLength} help="number of positions" />
         <div class="pos-pair">
           <Select label="width" value={width} options={WIDTHS} onChange={setWidth} help="of the model" />
-          <Select label="heads" value={heads} options={HEADS} onChange={setHeads} help="that share the width" />
+          <Select label="heads" value={heads} options={HEADS} onChange={setHeads} help="per layer" />
         </div>
         <p class="small">
-          <a href={href("positions", { ...route.value.params, view: "swap" })}>Put it into the model</a>
+          <a href={href("positions", { ...route.value.params, view: "swap" })}>Try it in the model</a>
         </p>
       </Card>
       <div class="stack">

@@ -27,14 +27,14 @@ export function MoveView() {
   );
   return (
     <div class="stack wide">
-      <Card title="Where tokens stand">
+      <Card title="Text and model">
         <div class="pos-text">
           <ModelPicker value={name} onChange={setName} fits={(one) => one.kind !== "encoder-decoder"} />
           <TextField label="Text" value={text} onChange={setText} rows={2} help="A sentence or a few: up to 1,024 tokens." />
         </div>
         {read.trouble && <Problem trouble={read.trouble} retry={read.retry} />}
       </Card>
-      {!text.trim() && <Empty>Write a text, and its tokens stand here.</Empty>}
+      {!text.trim() && <Empty>Write a text to see its tokens here.</Empty>}
       {model && text.trim() && read.data && read.data.tokens.length > 0 && (
         <Moving model={model.name} layers={model.layers ?? 1} heads={model.heads ?? 1} text={settled} tokens={read.data.tokens} />
       )}
@@ -85,7 +85,7 @@ function Moving({ model, layers, heads, text, tokens }: MovingProps) {
   const names = tokens.map((one, index) => ({ value: String(index), label: `${index}: ${visible(one)}` }));
   return (
     <>
-      <Card title="The line of positions" beside={answer.since !== null ? <Busy words="The model reads" since={answer.since} /> : null}>
+      <Card title="Positions of the tokens" beside={answer.since !== null ? <Busy words="Reading" since={answer.since} /> : null}>
         <Track tokens={tokens} token={token} to={body.moved.to} query={query} onMove={(next, place) => put({ ...found.here, token: next, to: place })} />
         <div class="pos-controls">
           <Select label="Token to move" value={String(token)} options={names} onChange={(next) => put({ ...found.here, token: next, to: next })} />
@@ -135,7 +135,7 @@ export function picture(moved: TokenMoveAnswer, seen: number[], query: number): 
   const word = visible(moved.tokens[query] ?? "");
   return {
     name: "moved",
-    caption: `Every key that “${word}” sees, with the tokens where they were written and with the one that was moved. Only its position changes: what a query may see does not.`,
+    caption: `Weights of “${word}” on every key, before and after the move. Only the position of the moved token changes; the mask stays the same.`,
     panels: [bars("weights", "weight", moved.before, moved.after), bars("scores", "score", moved.scores_before, moved.scores_after)],
   };
 }

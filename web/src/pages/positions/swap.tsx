@@ -46,7 +46,7 @@ export function SwapView({ encodings }: { encodings: Encoding[] }) {
           <ModelPicker value={name} onChange={setName} fits={(one) => one.kind === "decoder"} />
           {model && <OwnEncoding model={model.name} encodings={encodings} />}
         </Card>
-        <Card title="What is put in">
+        <Card title="New encoding">
           <EncodingControls encodings={encodings} chosen={chosen} />
         </Card>
       </div>
@@ -59,11 +59,11 @@ export function SwapView({ encodings }: { encodings: Encoding[] }) {
               Swap
             </Button>
             {answer.since !== null && <Busy words="Measuring before and after" since={answer.since} />}
-            {stale && answer.data && answer.since === null && <span class="small muted">What stands below is from before your last change.</span>}
+            {stale && answer.data && answer.since === null && <span class="small muted">The result below is from before your last change.</span>}
           </div>
         </Card>
         {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-        {answer.data ? <Result found={answer.data} /> : answer.since === null && !answer.trouble && <Empty>Choose an encoding and press Swap: perplexity and text stand here, before and after.</Empty>}
+        {answer.data ? <Result found={answer.data} /> : answer.since === null && !answer.trouble && <Empty>Choose an encoding and press Swap to see perplexity and text before and after.</Empty>}
       </div>
     </div>
   );
@@ -79,7 +79,7 @@ function OwnEncoding({ model, encodings }: { model: string; encodings: Encoding[
   };
   if (answer.trouble) return <Problem trouble={answer.trouble} retry={answer.retry} />;
   if (!answer.data) return null;
-  if (!own || !encoding) return <p class="small muted">Its own encoding is none of those offered here.</p>;
+  if (!own || !encoding) return <p class="small muted">The model's own encoding is not in this list.</p>;
   const values = valuesText(own.values);
   return (
     <>
@@ -89,7 +89,7 @@ function OwnEncoding({ model, encodings }: { model: string; encodings: Encoding[
       </p>
       <div class="row">
         <Button little onClick={begin}>
-          Begin with its own
+          Start from its own
         </Button>
       </div>
     </>
@@ -100,12 +100,12 @@ function Result({ found }: { found: EncodingSwapAnswer }) {
   const { before, after } = found.perplexity;
   return (
     <Card title="Before and after">
-      {found.untrained && <p class="note small">This encoding has weights of its own, and the model never learned them: they are as they start. The result says what they do untrained.</p>}
+      {found.untrained && <p class="note small">This encoding has weights of its own, which the model has never trained. The result shows them untrained.</p>}
       <Facts
         facts={[
           { name: "perplexity before", value: show(before) },
           { name: "perplexity after", value: show(after) },
-          { name: "times as large", value: show(after / before) },
+          { name: "ratio", value: show(after / before) },
           { name: "tokens read", value: show(found.tokens) },
         ]}
       />

@@ -20,7 +20,7 @@ export function Exercises() {
   return (
     <>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && !list && <Busy words="Asking which exercises there are" since={answer.since} />}
+      {answer.since !== null && !list && <Busy words="Loading the exercises" since={answer.since} />}
       {list && tag && !chosen && <Problem trouble={new Trouble("refused", `There is no exercise ${tag}.`, "Choose one from the list.")} />}
       {list && !chosen && <List exercises={list} />}
       {list && chosen && <One key={chosen.tag} exercises={list} exercise={chosen} />}
@@ -126,7 +126,7 @@ function Work({ exercise }: { exercise: ExerciseEntry }) {
             {answerShown ? "Hide the answer" : "Show the answer"}
           </Button>
         )}
-        {grade.since !== null && <Busy words="The grader runs your code" since={grade.since} />}
+        {grade.since !== null && <Busy words="Grading" since={grade.since} />}
       </div>
       {grade.trouble && <Problem trouble={grade.trouble} retry={grade.retry} />}
       {found && <Checks grade={found} />}
@@ -140,7 +140,7 @@ function Checks({ grade }: { grade: GradeAnswer }) {
   return (
     <div class="stack" role="status">
       <p>
-        <span class={grade.passed ? "tag good" : "tag warn"}>{grade.passed ? "All right" : "Not yet"}</span> {good} of {grade.checks.length} checks passed.
+        <span class={grade.passed ? "tag good" : "tag warn"}>{grade.passed ? "Correct" : "Not yet"}</span> {good} of {grade.checks.length} checks passed.
       </p>
       <ul class="stu-checks">
         {grade.checks.map((check) => (
@@ -167,7 +167,7 @@ function Answer({ tag }: { tag: string }) {
   return (
     <section class="stack" aria-label="Answer">
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
-      {answer.since !== null && <Busy words="Bringing the answer" since={answer.since} />}
+      {answer.since !== null && <Busy words="Loading the answer" since={answer.since} />}
       {answer.data && (
         <>
           <Code label="An answer" text={answer.data.code} />

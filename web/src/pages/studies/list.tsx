@@ -2,6 +2,7 @@
 import { Check, Select, TextField } from "../../components/controls";
 import { Empty } from "../../components/state";
 import { duration } from "../../lib/numbers";
+import { sorted } from "../../lib/sort";
 import { href, useParam } from "../../router";
 import { TERMS } from "../../terms";
 import type { StudyEntry } from "../../generated/api";
@@ -20,19 +21,19 @@ export function StudyList({ studies }: { studies: StudyEntry[] }) {
   const [words, setWords] = useParam("find", "");
   const [source, setSource] = useParam("source", "all");
   const [quick, setQuick] = useParam("quick", false);
-  const sources = [...new Set(studies.flatMap((study) => study.sources))].sort();
+  const sources = sorted([...new Set(studies.flatMap((study) => study.sources))], (source) => Number(source.slice(1)));
   const found = studies.filter((study) => fits(study, words) && (source === "all" || study.sources.includes(source)) && (!quick || study.seconds <= 2));
   return (
     <div class="stack wide">
       <div class="stu-filter">
         <TextField label="Find" value={words} onChange={setWords} placeholder="a word or a tag" />
-        <Select label="Document" value={source} options={[{ value: "all", label: "all" }, ...sources.map((one) => ({ value: one, label: TERMS[one] ? `${one}: ${TERMS[one]}` : one }))]} onChange={setSource} />
-        <Check label="Only what takes about two seconds" value={quick} onChange={setQuick} />
+        <Select label="Source" value={source} options={[{ value: "all", label: "all" }, ...sources.map((one) => ({ value: one, label: TERMS[one] ? `${one}: ${TERMS[one]}` : one }))]} onChange={setSource} />
+        <Check label="Only quick studies (about two seconds)" value={quick} onChange={setQuick} />
       </div>
       <p class="small muted" role="status">
         {found.length} of {studies.length} studies
       </p>
-      {found.length === 0 && <Empty>No study has these words. Take some away.</Empty>}
+      {found.length === 0 && <Empty>No study matches. Try fewer words.</Empty>}
       {GROUPS.map(([letter, name]) => {
         const group = found.filter((study) => study.tag.startsWith(letter));
         if (!group.length) return null;

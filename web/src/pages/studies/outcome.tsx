@@ -16,7 +16,7 @@ export function Outcome({ tag, result }: { tag: string; result: StudyResult }) {
   const [look, word] = VERDICTS[result.verdict];
   return (
     <>
-      <Card title="What we find" beside={<span class={`${look} stu-verdict`}>{word}</span>}>
+      <Card title="Result" beside={<span class={`${look} stu-verdict`}>{word}</span>}>
         <p class="stu-words" role="status">
           {result.words}
         </p>

@@ -8,6 +8,7 @@ import { duration } from "../../lib/numbers";
 import { valuesGone, valuesIn, valuesPatch } from "../../lib/values";
 import { go, href, put, route, useParam } from "../../router";
 import { useStream } from "../../streams";
+import { explained } from "../../terms";
 import { Outcome } from "./outcome";
 import type { StudyEntry, StudyResult, WorkProgress } from "../../generated/api";
 import { keep, results } from "./results";
@@ -16,7 +17,7 @@ export function StudyView({ studies, tag }: { studies: StudyEntry[]; tag: string
   const at = studies.findIndex((study) => study.tag.toLowerCase() === tag.toLowerCase());
   const study = studies[at];
   if (!study) {
-    const trouble = new Trouble("refused", `There is no study ${tag}.`, "The list has them all.");
+    const trouble = new Trouble("refused", `There is no study ${tag}.`, "Choose one from the list.");
     return (
       <>
         <Problem trouble={trouble} retry={() => go("studies")} />
@@ -79,7 +80,7 @@ function Body({ study }: { study: StudyEntry }) {
         <p class="row small">
           <span class="stu-tag">{study.tag}</span>
           {study.sources.map((source) => (
-            <span class="tag" key={source}>
+            <span class="tag" key={source} title={explained(source)}>
               {source}
             </span>
           ))}
@@ -94,7 +95,7 @@ function Body({ study }: { study: StudyEntry }) {
               <Prose text={study.statement} />
             </blockquote>
           </Card>
-          <Card title="What is behind it">
+          <Card title="Background">
             <Prose text={study.explanation} />
           </Card>
         </div>
@@ -102,7 +103,7 @@ function Body({ study }: { study: StudyEntry }) {
           {study.parameters.length > 0 ? (
             <Parameters parameters={study.parameters} values={values} onChange={(next) => put(valuesPatch(study.parameters, next))} disabled={running} />
           ) : (
-            <p class="small muted">This study has nothing to change.</p>
+            <p class="small muted">This study has no parameters.</p>
           )}
           <div class="row">
             {running ? (
@@ -114,13 +115,13 @@ function Body({ study }: { study: StudyEntry }) {
             )}
             {Object.keys(values).length > 0 && !running && (
               <Button look="quiet" onClick={() => put(valuesGone(route.peek().params))}>
-                As it comes
+                Reset
               </Button>
             )}
             {!running && <span class="small muted">about {duration(study.seconds * 1000)}</span>}
           </div>
           {stream.since !== null && <Busy words={doing?.doing ?? "Starting"} since={stream.since} />}
-          {running && <Meter share={doing?.share ?? 0} label="How far the study is" />}
+          {running && <Meter share={doing?.share ?? 0} label="Progress of the study" />}
           {study.needs.length > 0 && <p class="small muted">It needs {study.needs.join(", ")}.</p>}
         </Card>
       </div>
