@@ -76,7 +76,8 @@ class RunningComparison:
             self._process.stdin.close()
         if self.state == "running":
             self.state = "error"
-            self.message = f"the comparison ended without a report (exit code {code}); {CAN_BE_RESUMED}. Its output: {self._last()}"
+            ended = f"the comparison ended without a report (exit code {code})"
+            self.message = f"{ended}; {CAN_BE_RESUMED}. Its output: {self._last()}"
 
     def _take(self, event: dict[str, Any]) -> None:
         match event.pop("event"):
