@@ -21,7 +21,9 @@ from tests.cache.helpers import (
 )
 from vantage.cache import ModelCache, Paged, Pool
 from vantage.cache.blocks import BlockRow, stride
+from vantage.cache.facts import Tables
 from vantage.cache.moves import Copied, Gathered, PoolPlaces, Strided
+from vantage.cache.paged_state import PagedState
 from vantage.errors import BadInput, CacheError
 from vantage.spec.masks import Causal, Everything, Window, visible
 from vantage.spec.positions import Known, Positions
@@ -584,3 +586,13 @@ def test_how_far_apart_rows_stand():
     assert stride([BlockRow((5,), 3), BlockRow((4,), 3)], 8) is None
     assert stride([BlockRow((4,), 3), BlockRow((4,), 3)], 8) is None
     assert stride([BlockRow((4,), 3), BlockRow((5,), 2)], 8) is None
+
+
+def test_rows_that_are_picked_say_whether_some_are_shorter():
+    """On a device that is not read: there shorter rows have places that a mask must hide."""
+    order = torch.tensor([[-1, 0, 1, 2], [-1, 0, 1, -1], [-1, 3, 4, -1]])
+    rows = BlockRow((0, 1), 3), BlockRow((2,), 2), BlockRow((3,), 2)
+    state = PagedState(rows, Known(empty=True), Tables(order, order, None), torch.tensor([3, 2, 5]))
+    with device_like():
+        assert state.pick([0, 1], order.device).known.empty
+        assert not state.pick([1, 2], order.device).known.empty
