@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vantage.errors import BadInput
-from vantage.kernels.native import MAX_ROWS_AS_ONE, Format, Native, WeightMemory, built_ahead, matrix, native
+from vantage.kernels.native import MAX_ROWS_AS_ONE, Format, Native, WeightMemory, build, built_ahead, matrix, native
 from vantage.kernels.native.build import CannotBuild, compile_to, find_compiler
 from vantage.model.packed import PACKED_TYPES, Packed, PackedLinear, PackedTable, PackedWeight
 
@@ -401,3 +401,15 @@ def test_older_processors_get_the_same(machine: str, tmp_path: Path):
             assert (off <= 1e-5 * (1 + want[:m].abs()) + rounding(x[:m], dense)).all()
     for kind in KINDS_OF_ROWS:
         ranks_as_torch(old, rows_of(kind, 333, 0), 32, 0.5)
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
+def test_on_arm_it_must_be_asked_for(machine, monkeypatch):
+    """It has run in an emulator only."""
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.delenv("VANTAGE_NATIVE", raising=False)
+    monkeypatch.setattr(build, "_compiled", lambda: "compiled")
+    with pytest.raises(build.CannotBuild, match="VANTAGE_NATIVE=1 turns them on"):
+        build.load()
+    monkeypatch.setenv("VANTAGE_NATIVE", "1")
+    assert build.load() == "compiled"

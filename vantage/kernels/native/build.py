@@ -51,6 +51,7 @@ THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
 VERSION = 6  # what vantage_version() answers
 # Matrix units of processors, in Linux's words. Kernels for them are written, and have not run on such a processor.
 MATRIX_UNITS = {"AMX": frozenset(["amx_tile", "amx_int8"]), "i8mm": frozenset(["i8mm"])}
+EMULATED = ("aarch64", "arm64")  # machines on whose processors the kernels have not run
 WITH_MATRIX_UNITS = ("-DVANTAGE_MATRIX_UNITS",)
 
 
@@ -82,6 +83,8 @@ def load() -> ctypes.CDLL:
         raise CannotBuild("VANTAGE_NATIVE=0 turns the native kernels off")
     if os.name != "posix":
         raise CannotBuild("the native kernels are written for Linux and macOS")
+    if platform.machine() in EMULATED and os.environ.get("VANTAGE_NATIVE") != "1":
+        raise CannotBuild("the native kernels for ARM have run in an emulator only: VANTAGE_NATIVE=1 turns them on")
     try:
         return _compiled()
     except CannotBuild:
