@@ -418,3 +418,12 @@ def test_facts_without_reading():
 def test_name():
     assert Ring(1, window=3).name == "ring, window 3"
     assert Ring(1, window=3, draft=2).name == "ring, window 3 and draft 2"
+
+
+def test_what_is_known_of_a_run_holds_when_rows_come_that_are_none():
+    """On a device that is not read, a pass of empty places leaves the bounds of what was there."""
+    cache = decoded(4, 0, 3, batch=2)
+    with device_like():
+        view = run(cache, chunk_of([[None], [None]]))[0]
+    assert view.pos.known.order == (0, 2)
+    check_facts(view.pos)
