@@ -116,7 +116,7 @@ def test_the_help_names_what_reads_a_model_that_load_does_not(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    named = re.findall(r"(load_\w+) \(([\w.]+)\)", said)
-    assert {name for name, _ in named} == {"load_recurrent", "load_classifier"}
-    assert all(callable(getattr(importlib.import_module(module), name)) for name, module in named)
+    named = re.findall(r"(vantage[\w.]+)\.(load_\w+)", said)
+    assert {name for _, name in named} == {"load_recurrent", "load_classifier"}
+    assert all(callable(getattr(importlib.import_module(module), name)) for module, name in named)
     assert "--adapter runs/tuned" in said

@@ -199,7 +199,7 @@ def test_distances_outside_training() -> None:
     assert rope.frequency is not None
     torch.testing.assert_close(rope.turns, rope.frequency * 64 / (2 * torch.pi))
     assert rope.untrained_bands == int((rope.turns < 1).sum())
-    assert "bands turn less than once" in repr(rope)
+    assert "bands make less than a turn" in repr(rope)
     assert "<table>" in rope._repr_html_()
     assert rope.header[-1].endswith("*")
     assert rope.to_dict()["outside"][-1]

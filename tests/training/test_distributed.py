@@ -128,6 +128,6 @@ def test_the_command_line_runs_in_two_processes(tmp_path: Path) -> None:
     alike(tmp_path / "one", tmp_path / "two")
     again = start()
     assert again.returncode != 0
-    assert "holds a run already" in again.stderr
+    assert "already holds a run" in again.stderr
     odd = start("loop.batch=9", "--resume")
     assert odd.returncode != 0

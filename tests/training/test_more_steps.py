@@ -95,7 +95,7 @@ def test_the_command_line_gives_a_run_more_steps(
     assert [record.step for record in read_log("runs/a")[0]] == [1, 2, 3, 4]
     assert main(["train", "--resume", "runs/b", "--steps", "4"]) == 2
     assert main(["train", "runs/a"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
 
 
 # ---- other settings
