@@ -13,7 +13,8 @@ from vantage.cluster import MAX_ATTEMPTS, TRANSIENT_ERROR, address_of, joined
 from vantage.compare.results import FILE
 from vantage.errors import BadInput, Refused
 from vantage.serve.on_ray import cores_each
-from vantage.serve.settings import ServedModel, ServerSettings, read_settings
+from vantage.serve.options import read_settings
+from vantage.serve.settings import ServedModel, ServerSettings
 
 BAD = [
     *("", "rya", "Ray", "ray:", "ray://", "ray://:10001", "ray://host:0", "ray://host:65536", "ray://host:port"),

@@ -34,7 +34,7 @@ DEFAULT = "smollm2"
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from vantage.serve.settings import OPTIONS
+    from vantage.serve.options import OPTIONS
 
     parser = subparsers.add_parser(
         "serve",
@@ -64,7 +64,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     from vantage.checkpoints.adapter_folder import find_adapter
     from vantage.errors import BadInput
-    from vantage.serve.settings import NAMED, read_settings
+    from vantage.serve.options import NAMED, read_settings
 
     if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn")):
         raise BadInput("serving needs fastapi and uvicorn: pip install 'vantage[serve]'")

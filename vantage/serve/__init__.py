@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vantage.serve.settings import Access, Batching, Limits, Logs, ServedModel, ServerSettings, read_settings
+from vantage.serve.options import read_settings
+from vantage.serve.settings import Access, Batching, Limits, Logs, ServedModel, ServerSettings
 
 if TYPE_CHECKING:
     from vantage.serve.app import create_app as create_app
