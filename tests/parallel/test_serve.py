@@ -23,7 +23,7 @@ from tests.processes import PATIENCE, ROOT, start
 from tests.serve.running import KEY, serving, tiny
 from vantage.errors import BadInput, Refused
 from vantage.serve.model_group import check_divides
-from vantage.serve.settings import read_settings
+from vantage.serve.options import read_settings
 
 KEYS = {"VANTAGE_API_KEY": KEY, "VANTAGE_NATIVE": "0"}
 LONG = {"model": "tiny", "max_tokens": 3000, "temperature": 0, "logit_bias": {"2": -100}}

@@ -17,7 +17,8 @@ from vantage.cli.main import main
 from vantage.errors import BadInput
 from vantage.families.adapters import load_adapter, save_adapter
 from vantage.model.lora import Lora, add_lora, merge
-from vantage.serve.settings import ServedAdapter, ServedModel, read_settings
+from vantage.serve.options import read_settings
+from vantage.serve.settings import ServedAdapter, ServedModel
 
 TARGETS = {"north": ("attention", "ffn"), "south": ("q", "v"), "west": ("blocks.1.*",)}
 PROMPTS = ("the cat sat on a mat", "hello world", "12 dogs, 3 birds")

@@ -6,7 +6,8 @@ import pytest
 
 from vantage.cli.main import main
 from vantage.errors import BadInput
-from vantage.serve.settings import OPTIONS, Access, ServedModel, ServerSettings, loopback, read_settings
+from vantage.serve.options import OPTIONS, read_settings
+from vantage.serve.settings import Access, ServedModel, ServerSettings, loopback
 
 
 def test_precedence(tmp_path):
