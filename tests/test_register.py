@@ -209,7 +209,7 @@ def test_a_plain_file_is_named(file, tmp_path):
     )
     (tmp_path / "run.toml").write_text(settings)
     ask = good(run(tmp_path, "-m", "vantage", "train", "run.toml", "--parts", str(file))).splitlines()[-1]
-    assert ask.startswith("ask it: vantage generate ")
+    assert ask.startswith("try it: vantage generate ")
     assert ask.endswith(f" --parts {file}")
     wrong = run(tmp_path, *cost[:2], "--parts", "nowhere.py", *cost[2:])
     assert wrong.returncode == 2

@@ -182,7 +182,7 @@ def test_a_comparison_runs_and_its_report_is_shown(studio: Running, http: httpx.
     name = answer.json()["id"]
     again = http.post(f"{API}/compare", json=SMALL | {"steps": 3})
     assert again.status_code == 409
-    assert f"the comparison {name} runs" in again.json()["error"]["message"]
+    assert f"the comparison {name} is running" in again.json()["error"]["message"]
     events = heard(http, name)
     assert events[-1][0] == "done", events[-1]
     assert events[-1][1]["report"] == name
