@@ -191,8 +191,8 @@ def test_a_layer_over_documents_and_padding(layer: str, monkeypatch: pytest.Monk
     model = sharpen(vt.build(spec).double())
     mixer, pos = model.blocks[0].sublayers[0], ROWS["documents"](42)
     found = []
-    for few in (1000, chunks.FEW):
-        monkeypatch.setattr(chunks, "FEW", few)
+    for few in (1000, chunks.MAX_TOKENS_ONE_BY_ONE):
+        monkeypatch.setattr(chunks, "MAX_TOKENS_ONE_BY_ONE", few)
         x = vectors(2, 42, 16).requires_grad_()
         out = mixer(x, context(pos, caches=no_caches(model.spec, None, model.dtype)))[pos.filled]
         found.append((out, *torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])))

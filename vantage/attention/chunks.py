@@ -1,6 +1,6 @@
 """Token mixers with a state, chunk by chunk: products of matrices within a chunk, the state from one to the next.
 
-What token j leaves for token i has faded by the product of the factors between them, e^(g_(j+1) + … + g_i). That
+What token j leaves for token i has decayed by the product of the factors between them, e^(g_(j+1) + … + g_i). That
 product is never a quotient of two others: a quotient is nothing over nothing once a factor has underflowed. Sums of
 logarithms alone are raised, each over the tokens that it is for, so a factor may be 0 (g = -∞).
 """
@@ -17,11 +17,11 @@ from torch import Tensor
 from vantage.spec.positions import Positions
 
 CHUNK = 64  # tokens of a chunk: the work within it grows with its size, the number of chunks falls
-FEW = 4  # up to so many tokens go one by one: a chunk costs more than they do
+MAX_TOKENS_ONE_BY_ONE = 4  # up to so many tokens go one by one: a chunk costs more than they do
 
 
 def goes_by_token(width: int) -> bool:
-    return width <= FEW
+    return width <= MAX_TOKENS_ONE_BY_ONE
 
 
 def chunk_size(width: int) -> int:
@@ -53,7 +53,7 @@ class Chunks:
         x = F.pad(x_BTHd, (0, 0, 0, 0, 0, short)) if short else x_BTHd
         return x.unflatten(1, (-1, self.size)).permute(1, 0, 3, 2, 4).contiguous()
 
-    def cut_fades(self, g_BTHd: Tensor) -> Tensor:
+    def cut_decays(self, g_BTHd: Tensor) -> Tensor:
         """The same of the logarithms of factors: nothing is left where a document begins."""
         if self.begins_BT is not None:
             g_BTHd = g_BTHd.masked_fill(self.begins_BT[..., None, None], -torch.inf)
@@ -77,22 +77,22 @@ class Chunks:
                 kept.append(before[n + 1])
                 continue
             g, k, u = (t[n, :, :, : c + 1] for t in (g_NBHCd, k_NBHCd, u_NBHCe))
-            kept.append(g.sum(-2).exp()[..., None] * before[n] + (k * fade_to_end(g)).mT @ u)
+            kept.append(g.sum(-2).exp()[..., None] * before[n] + (k * decay_to_end(g)).mT @ u)
         return kept
 
 
-def fade_from_start(g_Cd: Tensor) -> Tensor:
+def decay_from_start(g_Cd: Tensor) -> Tensor:
     """(…, C, d): what is left at each token of what was there before the chunk."""
     return g_Cd.cumsum(-2).exp()
 
 
-def fade_to_end(g_Cd: Tensor) -> Tensor:
+def decay_to_end(g_Cd: Tensor) -> Tensor:
     """(…, C, d): what is left after the chunk of what each token brings."""
     later = F.pad(g_Cd[..., 1:, :], (0, 0, 0, 1))
     return later.flip(-2).cumsum(-2).flip(-2).exp()
 
 
-def fade_between(g_C: Tensor) -> Tensor:
+def decay_between(g_C: Tensor) -> Tensor:
     """(…, C, C): what is left at token i of what token j brought; 0 where j comes after i."""
     size = g_C.shape[-1]
     earlier = torch.ones(size, size, dtype=torch.bool, device=g_C.device).triu(1)  # [j, i]: j < i
@@ -102,41 +102,41 @@ def fade_between(g_C: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class Faded:
-    """Queries and keys of chunks, each faded on its way."""
+class Decayed:
+    """Queries and keys of chunks, each decayed on its way."""
 
-    read: Tensor  # (…, C, C): queries times keys, faded from key to query; 0 where the key comes later
+    read: Tensor  # (…, C, C): queries times keys, decayed from key to query; 0 where the key comes later
     overlap: Tensor  # the same of keys times keys
     q_from_start: Tensor  # (…, C, d): as the state before the chunk is read
     k_from_start: Tensor
     k_to_end: Tensor  # as the state after the chunk takes it in
 
 
-def faded(q_Cd: Tensor, k_Cd: Tensor, g: Tensor) -> Faded:
+def decayed(q_Cd: Tensor, k_Cd: Tensor, g: Tensor) -> Decayed:
     """``g``: (…, C, 1), one for all channels, or (…, C, d)."""
     if g.shape[-1] > 1:
-        return _faded_by_channel(q_Cd, k_Cd, g)
-    between, from_start = fade_between(g[..., 0]), fade_from_start(g)
+        return _decayed_by_channel(q_Cd, k_Cd, g)
+    between, from_start = decay_between(g[..., 0]), decay_from_start(g)
     products = (q_Cd @ k_Cd.mT) * between, (k_Cd @ k_Cd.mT) * between
-    return Faded(*products, q_Cd * from_start, k_Cd * from_start, k_Cd * fade_to_end(g))
+    return Decayed(*products, q_Cd * from_start, k_Cd * from_start, k_Cd * decay_to_end(g))
 
 
-def _faded_by_channel(q_Cd: Tensor, k_Cd: Tensor, g_Cd: Tensor) -> Faded:
+def _decayed_by_channel(q_Cd: Tensor, k_Cd: Tensor, g_Cd: Tensor) -> Decayed:
     """Two blocks become one, from single tokens up to a chunk. Between a row of the second and a key of the first lies
-    the border: the key has faded up to it, the row from it on, and both factors are at most 1."""
+    the border: the key has decayed up to it, the row from it on, and both factors are at most 1."""
     left = g_Cd[..., None, :]  # (…, n, 1, d): logarithms of what a whole block leaves
-    rows = [(x * g_Cd.exp())[..., None, :] for x in (q_Cd, k_Cd)]  # (…, n, h, d): faded from the block's start on
-    keys = k_Cd[..., None, :]  # faded to the block's end
+    rows = [(x * g_Cd.exp())[..., None, :] for x in (q_Cd, k_Cd)]  # (…, n, h, d): decayed from the block's start on
+    keys = k_Cd[..., None, :]  # decayed to the block's end
     products = [(x * k_Cd).sum(-1)[..., None, None] for x in (q_Cd, k_Cd)]  # (…, n, h, h)
     while keys.shape[-3] > 1:
-        (first, second), (fade_first, fade_second) = _pairs(keys), _pairs(left.exp())
+        (first, second), (decay_first, decay_second) = _pairs(keys), _pairs(left.exp())
         pairs = [_pairs(x) for x in rows]
         across = [x @ first.mT for _, x in pairs]
         products = [_quarters(*_pairs(own), x) for own, x in zip(products, across, strict=True)]
-        rows = [torch.cat([x, y * fade_first], -2) for x, y in pairs]
-        keys = torch.cat([first * fade_second, second], -2)
+        rows = [torch.cat([x, y * decay_first], -2) for x, y in pairs]
+        keys = torch.cat([first * decay_second, second], -2)
         left = torch.add(*_pairs(left))
-    return Faded(*(x[..., 0, :, :] for x in (*products, *rows, keys)))
+    return Decayed(*(x[..., 0, :, :] for x in (*products, *rows, keys)))
 
 
 def _pairs(x_nhd: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The delta rule itself: S ← e^g S; S ← S + k ⊗ β(v - kᵀS); o = qᵀS / √d, in chunks, or one token after the other.
 
 In a chunk that begins with the state S token i puts in u_i = β_i (v_i - k_iᵀ S_i - Σ_(j<i) (k_i · k_j(i)) u_j), with
-S_i and k_j(i) faded up to i. That is a triangular system. It is solved for v and for k at once, before S is known;
+S_i and k_j(i) decayed up to i. That is a triangular system. It is solved for v and for k at once, before S is known;
 what is put in is then own - known S (the WY form, Yang et al. 2024).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vantage.attention.chunks import Chunks, chunk_size, faded, goes_by_token
+from vantage.attention.chunks import Chunks, chunk_size, decayed, goes_by_token
 from vantage.attention.token_steps import over_tokens
 from vantage.spec.operations import PassSize
 from vantage.spec.parts import Shape
@@ -50,9 +50,9 @@ def delta_rule_by_token(
     columns: tuple[int, ...],
 ) -> tuple[Tensor, list[Tensor]]:
     def token(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        faded = state * g_BTHd[:, t].exp()[..., None]
-        missing = v_BTHe[:, t] - torch.einsum("bhd,bhde->bhe", k_BTHd[:, t], faded)
-        new = faded + torch.einsum("bhd,bhe->bhde", k_BTHd[:, t], beta_BTH1[:, t] * missing)
+        decayed = state * g_BTHd[:, t].exp()[..., None]
+        missing = v_BTHe[:, t] - torch.einsum("bhd,bhde->bhe", k_BTHd[:, t], decayed)
+        new = decayed + torch.einsum("bhd,bhe->bhde", k_BTHd[:, t], beta_BTH1[:, t] * missing)
         return new, torch.einsum("bhd,bhde->bhe", q_BTHd[:, t], new)
 
     return over_tokens(token, state_BHde, pos, columns)
@@ -70,8 +70,8 @@ def delta_rule_in_chunks(
 ) -> tuple[Tensor, list[Tensor]]:
     chunks = Chunks.of(pos)
     q, k, v, beta = (chunks.cut(t) for t in (q_BTHd, k_BTHd, v_BTHe, beta_BTH1))
-    g = chunks.cut_fades(g_BTHd)
-    f = faded(q, k, g)
+    g = chunks.cut_decays(g_BTHd)
+    f = decayed(q, k, g)
     right = torch.cat([beta * v, beta * f.k_from_start], -1)
     # The diagonal is taken for ones, and what is above it for zeros.
     solved = torch.linalg.solve_triangular(beta * f.overlap, right, upper=False, unitriangular=True)

@@ -1,6 +1,6 @@
 """Mamba-2's rule itself: S ← e^(Δ a) S + Δ · b ⊗ x; o = cᵀS, in chunks (Dao and Gu 2024), or token by token.
 
-In chunks the products of c and b are those of a group of heads: only how they fade differs from head to head.
+In chunks the products of c and b are those of a group of heads: only how they decay differs from head to head.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vantage.attention.chunks import Chunks, chunk_size, fade_between, fade_from_start, fade_to_end, goes_by_token
+from vantage.attention.chunks import Chunks, chunk_size, decay_between, decay_from_start, decay_to_end, goes_by_token
 from vantage.attention.token_steps import over_tokens
 from vantage.spec.operations import PassSize
 from vantage.spec.parts import Shape
@@ -46,10 +46,10 @@ def state_space_by_token(
 ) -> tuple[Tensor, list[Tensor]]:
     heads = x_BTHe.shape[2] // b_BTGd.shape[2]
     b, c = (t.repeat_interleave(heads, 2) for t in (b_BTGd, c_BTGd))
-    fades = g_BTH.exp()
+    decays = g_BTH.exp()
 
     def token(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        new = fades[:, t, :, None, None] * state + b[:, t, :, :, None] * x_BTHe[:, t, :, None]
+        new = decays[:, t, :, None, None] * state + b[:, t, :, :, None] * x_BTHe[:, t, :, None]
         return new, torch.einsum("bhd,bhde->bhe", c[:, t], new)
 
     return over_tokens(token, state_BHde, pos, columns)
@@ -66,7 +66,7 @@ def state_space_in_chunks(
 ) -> tuple[Tensor, list[Tensor]]:
     chunks, groups = Chunks.of(pos), b_BTGd.shape[2]
     x, b, c = (chunks.cut(t) for t in (x_BTHe, b_BTGd, c_BTGd))
-    g = chunks.cut_fades(g_BTH[..., None])
+    g = chunks.cut_decays(g_BTH[..., None])
 
     def by_group(t_NBHCe: Tensor) -> Tensor:
         """(N, B, G, C, H / G · e): the heads of a group side by side."""
@@ -76,14 +76,14 @@ def state_space_in_chunks(
         """The way back."""
         return t.unflatten(4, (-1, x.shape[-1])).transpose(3, 4).flatten(2, 3)
 
-    brought = by_head(b.mT @ by_group(x * fade_to_end(g)))
+    brought = by_head(b.mT @ by_group(x * decay_to_end(g)))
     states = [state_BHde]
     for kept_n, brought_n in zip(g.sum(-2).exp()[..., None].unbind(0), brought.unbind(0), strict=True):
         states.append(kept_n * states[-1] + brought_n)
-    between = fade_between(g[..., 0]).unflatten(2, (groups, -1))
+    between = decay_between(g[..., 0]).unflatten(2, (groups, -1))
     read = ((c @ b.mT)[:, :, :, None] * between).flatten(2, 3)
     from_state = by_head(c @ by_group(torch.stack(states[:-1])))
-    out = read @ x + fade_from_start(g) * from_state
+    out = read @ x + decay_from_start(g) * from_state
     k = b.repeat_interleave(x.shape[2] // groups, 2) if columns else b
     return chunks.join(out), chunks.states(columns, states, g, k, x)
 
