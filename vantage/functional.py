@@ -1,4 +1,4 @@
-"""The documents' formulas as plain functions. Each is made of the real parts, never a copy of them."""
+"""Formulas of the course material as plain functions, computed by the library's own parts."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ def register(
     """Register a class as a part of your own, under a name: as a call, or as a decorator above the class.
 
     ``kind`` is one of "position", "scaling", "attention", "mask", "cache", "kernel", "feed-forward", "norm", "task" and
-    "optimiser". ``title`` and ``summary`` are for whoever is offered it, ``default`` makes it where it cannot be made
-    without arguments, ``variants`` and ``refusals`` are for ``vantage check``; ``vantage.spec.registry.Entry`` has them
+    "optimiser". ``title`` and ``summary`` are shown to users, ``default`` creates it if it cannot be created without
+    arguments, ``variants`` and ``refusals`` are for ``vantage check``; ``vantage.spec.registry.Entry`` has them
     all. Returns the class.
     """
     if not isinstance(name, str) or not name:

@@ -168,6 +168,7 @@ LAYERS = {
     "gated-delta": vt.GatedDelta(4, vt.RMSNorm(), key_heads=2),
     "kimi-delta": vt.KimiDelta(4, vt.RMSNorm(), rank=3),
     "mamba-2": vt.Mamba2(4, vt.RMSNorm(), head_dim=6, state_dim=5, groups=2),
+    "lightning": vt.Lightning(4, vt.RMSNorm(), rate=2.0),
 }
 
 

@@ -19,10 +19,13 @@ from vantage.attention import (
     HeavilyCompressed,
     KimiDelta,
     Latent,
+    Lightning,
     Mamba2,
+    MoBA,
     NativeSparse,
     OutputGate,
     SmallMaps,
+    ValueResidual,
 )
 from vantage.errors import Refused
 from vantage.spec.attention import ActivationColumns
@@ -43,6 +46,7 @@ PLAIN: dict[str, tuple[AttentionConfig, Shape]] = {
     "kimi-delta": (KimiDelta(4, NORM), Shape(16, 4, 4, 4, 4, 0)),
     "mamba-2": (Mamba2(4, NORM), Shape(16, 4, 1, 128, 8, 0)),
     "mamba-2 of many heads": (Mamba2(32, NORM), Shape(16, 32, 1, 128, 1, 0)),
+    "lightning": (Lightning(4), Shape(16, 4, 4, 4, 4, 0)),
     "native-sparse": (NativeSparse(4), Shape(16, 4, 4, 4, 4, 4)),
     "hca": (HeavilyCompressed(4), Shape(16, 4, 1, 4, 4, 4)),
 }
@@ -97,6 +101,24 @@ BY_HAND: dict[str, tuple[AttentionConfig, Shape, CacheShape, dict[str, tuple[str
         Shape(16, 1, 1, 16, 16, 0),
         CacheShape.of_states(StateShape((2, 16))),
         {},
+    ),
+    "lightning": (
+        Lightning(4, NORM, head_dim=3),
+        Shape(16, 4, 4, 3, 3, 0),
+        CacheShape.of_states(StateShape((4, 3, 3), wide=True)),
+        {"q": ("qkv", 0, 12, 4), "k": ("qkv", 12, 12, 4), "v": ("qkv", 24, 12, 4), "heads": ("out", 0, 12, 4)},
+    ),
+    "value-residual": (
+        ValueResidual(4, 2, 3),
+        Shape(16, 4, 2, 3, 3, 3),
+        CacheShape(2, 3, 3),
+        {"q": ("qkv", 0, 12, 4), "k": ("qkv", 12, 6, 2), "v": ("qkv", 18, 6, 2), "heads": ("out", 0, 12, 4)},
+    ),
+    "moba": (
+        MoBA(4, 2, 3),
+        Shape(16, 4, 2, 3, 3, 3),
+        CacheShape(2, 3, 3, every_key=True),
+        {"q": ("qkv", 0, 12, 4), "k": ("qkv", 12, 6, 2), "v": ("qkv", 18, 6, 2), "heads": ("out", 0, 12, 4)},
     ),
     "native-sparse": (
         NativeSparse(4, 2, 3),
@@ -161,6 +183,9 @@ LEARNED: dict[str, dict[str, int]] = {
         "out": 12 * 16,
     },
     "gated-convolution": {"maps": 16 * 48, "convolution": 16 * 3, "out": 16 * 16},
+    "lightning": {"qkv": 16 * 36, "gate": 16 * 12, "norm": 12, "out": 12 * 16},
+    "value-residual": {"qkv": 16 * (12 + 6 + 6), "out": 12 * 16},
+    "moba": {"qkv": 16 * (12 + 6 + 6), "out": 12 * 16},
     "native-sparse": {"qkv": 16 * (12 + 6 + 6), "gates": 16 * 4 * 3, "out": 12 * 16},
     "hca": {"q": 16 * 24, "kv": 16 * 6, "entries": 16 * 12 + 3 * 6, "out": 24 * 16},
     "csa": {

@@ -103,6 +103,30 @@ def forgetting_caches(x: Inputs) -> Inputs:
     return outputs
 
 
+def polar(x: Inputs) -> Inputs:
+    """Scores of radii and angles; they work in float32."""
+    from x_transformers.x_transformers import PolarEmbedding, apply_polar_pos_emb
+
+    embedding = PolarEmbedding(x["q"].shape[-1], x["q"].shape[1])
+    with torch.no_grad():
+        embedding.learned_bias.copy_(x["delta"][:, None])
+        freqs, bias = embedding(x["positions"])
+        q, k = apply_polar_pos_emb(x["q"], freqs), apply_polar_pos_emb(x["k"], freqs + bias)
+    return {"scores": q @ k.mT}
+
+
+def value_residual(x: Inputs) -> Inputs:
+    """One attention whose values are half its own and half those that are given."""
+    from x_transformers.x_transformers import Attention
+
+    heads, dim = x["first"].shape[1], x["first"].shape[-1]
+    attention = Attention(dim=x["x"].shape[-1], heads=heads, dim_head=dim, causal=True).double().eval()
+    with torch.no_grad():
+        for name in ("q", "k", "v", "out"):
+            getattr(attention, f"to_{name}").weight.copy_(x[name])
+        return {"out": attention(x["x"], value_residual=x["first"])}
+
+
 JOBS = {
     "forgetting": forgetting,
     "path": path,
@@ -113,6 +137,8 @@ JOBS = {
     "indexer": indexer,
     "normalisers": normalisers,
     "forgetting_caches": forgetting_caches,
+    "polar": polar,
+    "value_residual": value_residual,
 }
 
 

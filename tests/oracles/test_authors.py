@@ -2,7 +2,8 @@
 
 Not here: gated output, the relative bank, M-RoPE and short convolutions, which transformers has; H2O and TOVA,
 whose authors' code is in no package (kvpress scores a prompt once and by averages, which is another rule; theirs is
-written out in `tests/cache/forgetting_rules.py`).
+written out in `tests/cache/forgetting_rules.py`); MoBA, DAPE and selective RoPE, whose authors' code is in no package
+(theirs is written out in the tests of these parts).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from vantage.conformance.scenarios import sharpen
 from vantage.spec.indexing import IndexerInputs
 from vantage.spec.masks import Causal
 from vantage.spec.normalisers import Entmax15, Sparsemax, StickBreaking
+from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
 ROOT = Path(__file__).parents[2]
@@ -202,6 +204,39 @@ def test_sparse_normalisers_and_their_gradients(tmp_path: Path):
         weights.backward(towards)
         torch.testing.assert_close(weights.detach(), want[name], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(mine.grad, want[f"{name}_gradient"], rtol=1e-7, atol=1e-9)
+
+
+def test_polar_positions(tmp_path: Path):
+    """As x-transformers has them, with as many key heads as heads."""
+    shape = Shape(32, HEADS, HEADS, DIM, DIM, rotary_dim=DIM)
+    part = vt.PoPE().build(shape).double()
+    with torch.no_grad():
+        part.delta.copy_(3 * draw(HEADS, DIM, seed=1) - 3)  # some beyond the bounds on either side
+    q, k = (draw(2, HEADS, 9, DIM, seed=seed) for seed in (2, 3))
+    pos = Positions.arange(2, 9)
+    inputs = {"q": q, "k": k, "delta": part.delta.detach(), "positions": torch.arange(9)}
+    want = by_authors("polar", inputs, tmp_path)["scores"]
+    with torch.no_grad():
+        got = part.query(q, pos) @ part.key(k, pos).mT
+    torch.testing.assert_close(got, want.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_value_residual(tmp_path: Path):
+    """The second of two layers, given what goes into it and the first one's values."""
+    spec = vt.decoder(vocab=19, width=HEADS * DIM, layers=2, attention=vt.ValueResidual(HEADS), position="none")
+    model = sharpen(vt.build(spec, kernel="reference").double())
+    first, second = (block.sublayers[0] for block in model.blocks)
+    seen: dict[str, Tensor] = {}
+    first.qkv.register_forward_hook(lambda module, x, y: seen.update(first=y.chunk(3, -1)[2]))
+    second.qkv.register_forward_hook(lambda module, x, y: seen.update(x=x[0]))
+    second.out.register_forward_hook(lambda module, x, y: seen.update(out=y))
+    with torch.no_grad():
+        model(torch.randint(19, (2, 11), generator=torch.Generator().manual_seed(3)))
+    q, k, v = second.qkv.weight.detach().chunk(3)
+    of_first = seen["first"].unflatten(-1, (HEADS, DIM)).transpose(1, 2)
+    inputs = {"x": seen["x"], "first": of_first, "q": q, "k": k, "v": v, "out": second.out.weight.detach()}
+    want = by_authors("value_residual", inputs, tmp_path)["out"]
+    torch.testing.assert_close(seen["out"], want, rtol=1e-4, atol=1e-5)  # their softmax is of float32
 
 
 def test_caches_that_forget(tmp_path: Path):

@@ -41,7 +41,7 @@ FORMS = {
     "fire": RatioNetwork,
     "fire-both": RatioNetwork,
 }
-DENSE = ["path", "self-extend", "dual-chunk"]
+DENSE = ["path", "self-extend", "dual-chunk", "dape", "selective-rope"]
 PRODUCTS = ["xl", "shifted", "shifted-far"]
 COUNTED = ["cope"]
 CONFIGS = {name: parts.bias for name in ENCODINGS if (parts := ENCODINGS[name].make(100).parts(causal=True)).bias}

@@ -45,6 +45,7 @@ from vantage.spec.registry import Entry, parameters
 
 NAMES = ["none", "sinusoidal", "learned", "shifted", "rope", "mrope", "axial", "xpos", "alibi", "t5", "shaw", "xl"]
 NAMES += ["kerple", "fire", "cope", "fox", "path", "bank", "ssmax", "lerope", "fope", "self-extend", "dual-chunk"]
+NAMES += ["dape", "pope", "selective-rope"]
 
 DEFAULTS = {
     "none": "NoPE()",
@@ -80,6 +81,9 @@ DEFAULTS = {
     "dual-chunk": (
         "DualChunk(chunk=192, local=16, rope=Rope(base=10000.0, scaling=None, pairing='halves', share=1.0))"
     ),
+    "dape": "DAPE(inner=Alibi(slopes=None), hidden=32)",
+    "pope": "PoPE(base=10000.0, uniform=False)",
+    "selective-rope": "SelectiveRope(rank=32, taps=4, base=500000.0, shares=None)",
 }
 
 # every bias, by name, as it is built into a causal model
@@ -118,7 +122,7 @@ def test_other_defaults():
 
 def test_what_is_built_once_for_all_layers():
     once = {part: built_once(part) for part in NAMES if part not in ("none", "xl", "shaw")}
-    own = {"kerple", "fire", "cope", "fox", "path", "bank"}
+    own = {"kerple", "fire", "cope", "fox", "path", "bank", "dape", "pope", "selective-rope"}
     several = {"ssmax": [True, False], "self-extend": [True, True], "dual-chunk": [True, True]}
     assert once == {name: [name not in own] for name in once} | several
 
@@ -130,13 +134,14 @@ def built_once(name: str) -> list[bool]:
 
 
 def test_what_transforms_do_to_a_score():
-    """All are linear, so that scores can be taken apart; a count of tokens is no position."""
+    """All but one are linear, so that scores can be taken apart; a count of tokens is no position."""
     effects = {name: [effect_of(part) for part in encoding(name, max_length=9).parts(causal=True).qk] for name in NAMES}
     turning = Effect("rotation", linear=True)
     assert effects["rope"] == effects["mrope"] == effects["axial"] == effects["lerope"] == [turning]
     assert effects["xpos"] == [Effect("fading rotation", linear=True)]
     assert effects["xl"] == [Effect("query bias u · key", positional=False, linear=True, own_term=True)]
     assert effects["fope"] == [Effect("Fourier mix", linear=True)]
+    assert effects["pope"] == [Effect("PoPE")]  # it is not linear: scores are then left whole
     assert effects["ssmax"] == [turning, Effect("temperature", positional=False, linear=True)]
 
 
@@ -150,7 +155,7 @@ def test_the_base_of_waves_has_the_same_bounds_everywhere():
 def test_which_encodings_have_a_randomised_form():
     """Not those that read no position, count by content, have several axes, or stand for distances of text as it is."""
     without = {entry.name for entry in ENCODINGS.entries() if not entry.randomised}
-    content = {"cope", "fox", "path"}
+    content = {"cope", "fox", "path", "selective-rope"}
     assert (
         without
         == {"none", "shifted", "mrope", "axial", "xpos", "xl", "kerple", "ssmax", "self-extend", "dual-chunk"} | content
@@ -335,7 +340,7 @@ def test_everything_that_is_exported_is_there():
 @pytest.mark.parametrize("causal", [True, False])
 def test_nothing_is_read_back_from_a_device(name, causal):
     """On the meta device there are no numbers: reading one, or mixing in a tensor of the host, would fail."""
-    if name in ("cope", "fox", "path", "ssmax", "self-extend", "dual-chunk") and not causal:
+    if name in ("cope", "fox", "path", "selective-rope", "ssmax", "self-extend", "dual-chunk") and not causal:
         return  # refused
     parts = encoding(BIASES[name] if name in ("self-extend", "dual-chunk") else name, max_length=100).parts(
         causal=causal

@@ -27,7 +27,7 @@ def test_a_spec_without_later_fields_reads_as_repr():
     spec = vt.decoder(vocab=9, width=8, layers=2, heads=2, position="rope", mask=Causal())
     whole = repr(spec)
     layer, model = ", output=(), source=None, indexer=None", ", altup=None, vision=None"
-    for later in (layer, ", value_norm=None", ", sparsity=0.0", model):
+    for later in (layer, ", kept=1.0", ", value_norm=None", ", sparsity=0.0", model):
         assert later in whole
         whole = whole.replace(later, "")
     assert stable_repr(spec) == whole

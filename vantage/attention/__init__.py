@@ -12,11 +12,14 @@ from vantage.attention.heavily_compressed import HeavilyCompressed
 from vantage.attention.indexer import SharedIndexer, TopKIndexer
 from vantage.attention.kimi_delta import KimiDelta
 from vantage.attention.latent import Latent, LatentAttention
+from vantage.attention.lightning import Lightning
 from vantage.attention.mamba import Mamba2
+from vantage.attention.moba import MoBA
 from vantage.attention.native_sparse import BlockChooser, NativeSparse
 from vantage.attention.qk import LengthTemperature, QKNorm
 from vantage.attention.recurrent import Additive, Dot, General, RecurrentAttention
 from vantage.attention.scorer import NoBias
+from vantage.attention.value_residual import ValueResidual
 from vantage.spec.model import AttentionConfig
 from vantage.spec.parts import Buildable
 from vantage.spec.registry import Registry, entries_of
@@ -42,7 +45,9 @@ __all__ = [
     "Latent",
     "LatentAttention",
     "LengthTemperature",
+    "Lightning",
     "Mamba2",
+    "MoBA",
     "NativeSparse",
     "NoBias",
     "OutputGate",
@@ -51,6 +56,7 @@ __all__ = [
     "SharedIndexer",
     "SmallMaps",
     "TopKIndexer",
+    "ValueResidual",
 ]
 
 ATTENTIONS: Registry[AttentionConfig] = Registry(
@@ -67,6 +73,9 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "compressed_sparse",
         "native_sparse",
         "mamba",
+        "lightning",
+        "value_residual",
+        "moba",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),
 )

@@ -34,7 +34,7 @@ from vantage.spec.transforms import chain
 
 @dataclass(frozen=True)
 class SmallMaps:
-    """Queries and outputs through a small width."""
+    """Low-rank projections for queries and outputs."""
 
     q_rank: int | None = None  # None: queries are projected directly
     q_norm: float | None = None  # the eps of an RMS norm without weights, of each query head; None: no norm

@@ -130,7 +130,7 @@ ENTRY = Entry(
         ),
     },
     refusals=(
-        Refusal({"encoding": ("cope", "path")}, "windows of keys stand in their place"),
+        Refusal({"encoding": ("cope", "path", "dape", "selective-rope")}, "windows of keys stand in their place"),
         Refusal({"attention": ("csa-turned",), "encoding": NOT_TURNED_BACK}, "cannot turn an output back"),
         Refusal({"attention": ("csa-turned",), "kernel": ("sdpa",)}, "sdpa has no sinks"),
     ),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.attention.delta_rule import delta_rule, delta_rule_operations
+from vantage.attention.differential import UnitLength
 from vantage.attention.scorer import head_outputs
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns
@@ -31,7 +32,7 @@ class GatedDelta:
     """``key_heads`` heads of queries and keys, shared by ``heads`` of values; a convolution of ``taps`` before them."""
 
     heads: int
-    norm: NormConfig
+    norm: NormConfig | None = None  # of each head, before the gate; None: RMS without weights
     key_heads: int | None = None  # None: as many as heads
     key_dim: int | None = None  # None: width / heads
     value_dim: int | None = None  # None: key_dim
@@ -77,7 +78,7 @@ class GatedDeltaRule(nn.Module):
         self.conv = ShortConvolution(_channels(s), config.taps)
         self.dt_bias = nn.Parameter(torch.ones(s.heads))
         self.A_log = nn.Parameter(torch.empty(s.heads).uniform_(0.01, 16).log())
-        self.norm = config.norm.build(s.value_dim)
+        self.norm = UnitLength() if config.norm is None else config.norm.build(s.value_dim)
         self.out = context.linear(s.heads * s.value_dim, s.width, False)
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
@@ -126,8 +127,8 @@ ENTRY = Entry(
     GatedDelta,
     "Gated delta rule",
     "One matrix for each head, corrected by every token: the cache has the same size at any length (Yang et al. 2024).",
+    default=lambda heads: GatedDelta(heads or 1),
     variants={
         "gated-delta": lambda size: GatedDelta(size.heads, size.norm, key_heads=size.heads // 2, value_dim=6),
     },
-    compared=False,
 )

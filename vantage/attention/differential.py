@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vantage.attention.scorer import Scorer, merge_heads
+from vantage.attention.scorer import Scorer, keys_on_reading, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.operations import AttentionWork, linear_operations
 from vantage.spec.parts import Context, Shape, View
 from vantage.spec.registry import Entry
-from vantage.spec.transforms import chain
+from vantage.spec.transforms import acts_on_reading, chain, widened
 
 LAMBDA_STD = 0.1  # of the four vectors, at first
 EPS = 1e-5  # of a norm without weights
@@ -115,11 +115,12 @@ class DifferentialAttention(nn.Module):
     def keep(self, x_BTD: Tensor, ctx: Context, k: Tensor, v: Tensor) -> View:
         """Take pairs of keys and their values into the layer's cache; what there is to look at, for every key head."""
         cache = ctx.caches[self.index]
-        k = k if cache.late else chain(self.qk, "key", k, ctx.pos)
+        late = cache.late or acts_on_reading(self.qk)
+        k = k if late else chain(self.qk, "key", k, ctx.pos)
         pairs = k.unflatten(1, (self.pairs, 2)).transpose(2, 3).flatten(3)
         view = cache.append(ctx.pos, pairs, v, *self.scorer.streams(x_BTD, ctx.pos))
         k = view.k.unflatten(3, (2, -1)).transpose(2, 3).flatten(1, 2)
-        k = chain(self.qk, "key", k, view.pos) if cache.late else k
+        k = keys_on_reading(self.qk, k, view) if late else k
         return view._replace(k=k, v=view.v.repeat_interleave(2, 1))
 
     # ---- what others ask
@@ -145,7 +146,7 @@ class DifferentialAttention(nn.Module):
         return QueriesAndKeys(q, k)
 
     def score_width(self, queries: int, keys: int) -> int:
-        return self.shape.key_dim
+        return widened(self.qk, self.shape.key_dim)
 
     def operations(self, work: AttentionWork) -> dict[str, int]:
         return work.core(self.shape.value_dim) | {

@@ -70,5 +70,4 @@ ENTRY = Entry(
     "Gated convolution",
     "A short convolution between two gates; the cache keeps its last inputs alone (LFM2).",
     default=lambda heads: GatedConvolution(),
-    compared=False,
 )

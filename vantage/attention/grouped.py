@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from vantage.attention.cross import CrossAttention
-from vantage.attention.scorer import MakesNormaliser, Scorer, head_outputs, merge_heads
+from vantage.attention.scorer import MakesNormaliser, Scorer, head_outputs, keys_on_reading, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.fingerprint import LATER
@@ -18,7 +18,7 @@ from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softma
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
 from vantage.spec.parts import Context, Shape, View
 from vantage.spec.registry import Entry, MatrixSize, Refusal
-from vantage.spec.transforms import chain, chain_both, shift_of
+from vantage.spec.transforms import acts_on_reading, chain, chain_both, shift_of, widened
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,12 @@ class GroupedQueryAttention(nn.Module):
     crosses = False
 
     def __init__(
-        self, config: GroupedQuery, shape: Shape, context: BuildContext, normaliser: MakesNormaliser | None = None
+        self,
+        config: GroupedQuery,
+        shape: Shape,
+        context: BuildContext,
+        normaliser: MakesNormaliser | None = None,
+        values: nn.Module | None = None,  # from a layer's own values and the pass to those that it keeps
     ):
         super().__init__()
         self.index, self.shape = context.index, shape
@@ -98,7 +103,9 @@ class GroupedQueryAttention(nn.Module):
         self.clip = nn.Identity() if config.clip is None else nn.Hardtanh(-config.clip, config.clip)
         own_norm = config.value_norm if own else None
         self.value_norm = nn.Identity() if own_norm is None else own_norm.build(shape.value_dim)
+        self.values = values
         self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
+        self.on_reading = acts_on_reading(context.qk)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
         self.scorer = Scorer(config.scores, shape, context, normaliser=normaliser)
         self.output = nn.ModuleList(context.output)  # pyright: ignore[reportArgumentType] (likewise)
@@ -124,12 +131,14 @@ class GroupedQueryAttention(nn.Module):
             view = ctx.views[self.source]
             return chain(self.qk, "query", q, ctx.standing(view)), view
         (k, v), cache = keys_and_values, ctx.caches[self.index]
-        if not cache.late:
+        late = cache.late or self.on_reading
+        if not late:
             q, k = chain_both(self.qk, q, k, ctx.pos)
-        view = cache.append(ctx.pos, k, self.value_norm(v), *self.scorer.streams(x_BTD, ctx.pos))
-        if cache.late:
+        v = self.value_norm(v) if self.values is None else self.values(v, ctx)
+        view = cache.append(ctx.pos, k, v, *self.scorer.streams(x_BTD, ctx.pos))
+        if late:
             q = chain(self.qk, "query", q, ctx.standing(view))
-            view = view._replace(k=chain(self.qk, "key", view.k, view.pos))
+            view = view._replace(k=keys_on_reading(self.qk, view.k, view))
         if self.shared:
             ctx.views[self.index] = view.unobserved()
         return q, view
@@ -155,7 +164,7 @@ class GroupedQueryAttention(nn.Module):
         return QueriesAndKeys(q, k)
 
     def score_width(self, queries: int, keys: int) -> int:
-        return self.shape.key_dim
+        return widened(self.qk, self.shape.key_dim)
 
     def operations(self, work: AttentionWork) -> dict[str, int]:
         tokens = work.size.tokens
@@ -172,6 +181,8 @@ class GroupedQueryAttention(nn.Module):
             raise CannotLower("clipped projections have no native form")
         if not isinstance(self.value_norm, nn.Identity):
             raise CannotLower("a norm of values has no native form")
+        if self.values is not None:
+            raise CannotLower("values of another layer have no native form")
         if self.source is not None:
             raise CannotLower("keys of another layer have no native form")
         for transform in self.output:

@@ -46,7 +46,7 @@ ENTRY = Entry(
         ),
     },
     refusals=(
-        Refusal({"encoding": ("cope", "path")}, "windows of keys stand in their place"),
+        Refusal({"encoding": ("cope", "path", "dape", "selective-rope")}, "windows of keys stand in their place"),
         Refusal({"attention": ("hca-turned",), "encoding": NOT_TURNED_BACK}, "cannot turn an output back"),
         Refusal({"attention": ("hca-turned",), "kernel": ("sdpa",)}, "sdpa has no sinks"),
     ),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.attention.delta import unit
 from vantage.attention.delta_rule import delta_rule, delta_rule_operations
+from vantage.attention.differential import UnitLength
 from vantage.attention.scorer import head_outputs
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns
@@ -30,7 +31,7 @@ class KimiDelta:
     """``heads`` heads of queries, keys and values of one width; a convolution of ``taps`` before them."""
 
     heads: int
-    norm: NormConfig
+    norm: NormConfig | None = None  # of each head, before the gate; None: RMS without weights
     head_dim: int | None = None  # None: width / heads
     rank: int | None = None  # of the maps to the decays and the gate; None: head_dim
     taps: int = 4
@@ -72,7 +73,7 @@ class KimiDeltaRule(nn.Module):
         self.conv = ShortConvolution(3 * channels, config.taps)
         self.dt_bias = nn.Parameter(torch.ones(channels))
         self.A_log = nn.Parameter(torch.empty(s.heads).uniform_(1, 16).log())
-        self.norm = config.norm.build(s.value_dim)
+        self.norm = UnitLength() if config.norm is None else config.norm.build(s.value_dim)
         self.out = context.linear(channels, s.width, False)
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
@@ -112,6 +113,6 @@ ENTRY = Entry(
     KimiDelta,
     "Kimi delta attention (KDA)",
     "The gated delta rule with a decay for each channel of the keys; its cache has the same size at any length.",
+    default=lambda heads: KimiDelta(heads or 1),
     variants={"kimi-delta": lambda size: KimiDelta(size.heads, size.norm, rank=3)},
-    compared=False,
 )

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
+from vantage.attention.differential import UnitLength
 from vantage.attention.scorer import head_outputs
 from vantage.attention.state_space import state_space, state_space_operations
 from vantage.errors import BadInput, Refused
@@ -32,7 +33,7 @@ class Mamba2:
     """``heads`` heads of ``head_dim``, each with a state of ``state_dim`` rows; b and c come in ``groups``."""
 
     heads: int
-    norm: NormConfig  # of all heads together, after the gate
+    norm: NormConfig | None = None  # of all heads together, after the gate; None: RMS without weights
     head_dim: int | None = None  # None: twice the width over all heads
     state_dim: int = 128
     groups: int = 1
@@ -92,7 +93,7 @@ class Mamba2Mixer(nn.Module):
         self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus of this is the step
         self.A_log = nn.Parameter(torch.arange(1, s.heads + 1).float().log())
         self.D = nn.Parameter(torch.ones(s.heads))
-        self.norm = config.norm.build(inner)
+        self.norm = UnitLength() if config.norm is None else config.norm.build(inner)
         self.out = context.linear(inner, s.width, config.bias)
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
@@ -138,6 +139,6 @@ ENTRY = Entry(
     Mamba2,
     "Mamba-2",
     "A decaying state per head, updated token by token: its cache has a fixed size.",
+    default=lambda heads: Mamba2(heads or 1, state_dim=16),
     variants={"mamba-2": lambda size: Mamba2(size.heads, size.norm, head_dim=6, state_dim=5, groups=size.heads // 2)},
-    compared=False,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol, cast
 
 import torch
@@ -11,7 +12,7 @@ from vantage.attention.indexer import choice_of
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, PositionParts
 from vantage.spec.chosen import ChosenKeys
-from vantage.spec.forms import HasForm, Slope
+from vantage.spec.forms import DistanceForm, HasForm
 from vantage.spec.indexing import Indexer, IndexerInputs
 from vantage.spec.kept import StreamSource
 from vantage.spec.masks import causal_window
@@ -20,6 +21,7 @@ from vantage.spec.native import CannotLower, ScoreForm, implements, no_native_fo
 from vantage.spec.normalisers import Normaliser, Softmax, needs_causal
 from vantage.spec.parts import BiasInputs, Dense, Need, Pointwise, ScoreBias, Shape, View
 from vantage.spec.positions import Positions
+from vantage.spec.transforms import chain
 
 
 class MakesNormaliser(Protocol):
@@ -116,10 +118,10 @@ class Scorer(nn.Module):
         if self.normaliser is not None or self.scores.normalise != Softmax():
             raise CannotLower("only a plain softmax has a native form")
         form = cast(HasForm, self.bias).form() if implements(self.bias, HasForm) else self.bias
-        if not (form is None or isinstance(form, Slope)):
+        if not (form is None or isinstance(form, DistanceForm)):
             raise no_native_form(self.bias)
-        slopes = None if form is None else tuple(form.slopes.tolist())
-        return ScoreForm(self.scale, self.scores.softcap, window, slopes, self.sinks)
+        learned = tuple(self.bias.parameters()) if isinstance(self.bias, nn.Module) else ()
+        return ScoreForm(self.scale, self.scores.softcap, window, form, self.sinks, learned)
 
     def operations(self, tokens: int) -> int:
         """Of what makes the normaliser."""
@@ -128,6 +130,16 @@ class Scorer(nn.Module):
     def position_parts(self, qk: nn.ModuleList) -> PositionParts:
         transforms: list[Any] = list(qk)
         return PositionParts(transforms, self.bias, self.value_bias)
+
+
+def keys_on_reading(transforms: Iterable[Any], k_BGSd: Tensor, view: View) -> Tensor:
+    """Keys that are kept as they come, transformed for where they stand; heads of a cache may each keep their own."""
+    heads = 1 if view.selected is None else view.selected.heads
+    if heads == 1:
+        return chain(transforms, "key", k_BGSd, view.pos)
+    share = k_BGSd.shape[1] // heads
+    each = (chain(transforms, "key", k_BGSd, view.pos.every(heads, head)) for head in range(heads))
+    return torch.cat([k[:, head * share : (head + 1) * share] for head, k in enumerate(each)], 1)
 
 
 def _bias_by_head(bias: ScoreBias, inputs: BiasInputs, heads: int) -> Pointwise | Dense | None:

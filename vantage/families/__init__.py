@@ -84,35 +84,36 @@ def load(
         model = vt.load("runs/a")
         model = vt.load(AutoModelForCausalLM.from_pretrained(folder), tokenizer=AutoTokenizer.from_pretrained(folder))
 
-    Of a run, the model that it saved when it finished: its last weights, or with ``evaluate.best`` the best. Of one
-    that has not finished, the best so far or the last checkpoint, and of a folder of checkpoints the last.
+    A finished training run gives the model that it saved: its last weights, or with ``evaluate.best`` the best ones. An
+    unfinished run gives the best so far or the last checkpoint, a folder of checkpoints the last one.
 
-    ``dtype`` is float32 unless said. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks
-    of 32; "auto" keeps the blocks of a GGUF file and weights of 16 bits as they are, which computes the same in less
-    memory and time, and is float32 where there are none or the native kernels cannot run. On a GPU these compute in
-    bfloat16 ("auto" of a folder: in what its config says). All are for running, not for training or saving.
+    ``dtype``: float32 by default. "int8" and "int4" quantise the weights of linear maps and embeddings in blocks of 32.
+    "auto" keeps the quantised blocks of a GGUF file and 16-bit weights, which gives the same result in less memory and
+    time; it is float32 where there are none or the native kernels cannot run. On a GPU these compute in bfloat16
+    ("auto" for a folder: in the dtype of its config). All are for inference, not for training or saving.
 
-    ``fast``: where weights are packed, prompts may meet them in 8 bits. That is sooner, but a prompt is no longer
-    computed as its tokens one by one would be. It can be changed at any time (``model.fast``); ``stats`` tell what ran.
+    ``fast``: with quantised weights, prefill may use 8-bit activations. That is faster, but a prompt is no longer
+    computed exactly as its tokens one by one would be. It can be changed at any time (``model.fast``); ``stats`` show
+    what ran.
 
-    A transformers model keeps its own ``dtype`` and ``device`` unless said. No file is written. Weights that lie in
-    memory alike are shared, so that training one model changes the other: embeddings, heads, norms, and linear maps
-    that are stored the same way round. What is laid out otherwise here (q, k and v as one map; gate and up) is copied.
+    A transformers model keeps its own ``dtype`` and ``device`` unless given. No file is written. Weights with the same
+    layout in memory are shared, so that training one model changes the other: embeddings, heads, norms, and linear maps
+    that are not transposed. Weights with another layout here (q, k and v as one map; gate and up) are copied.
 
     ``tokenizer``: instead of the checkpoint's own; one of transformers or of the ``tokenizers`` package, or a folder.
 
-    ``tensor_parallel``: every process of ``torch.distributed`` has a share of the heads and columns, reads no more of
-    the files than that, and calls the model with the same tokens; ``save`` writes it whole. "auto" is float32 then.
-    With ``whole_experts`` a process has some of the experts of a layer whole, instead of some columns of each.
+    ``tensor_parallel``: every process of ``torch.distributed`` has a share of the heads and columns, reads only that
+    share of the files, and calls the model with the same tokens; ``save`` writes the whole model. "auto" is float32
+    then. With ``whole_experts`` a process has some of the experts of a layer, instead of some columns of each.
 
-    ``max_memory``: what the model may take of the device's memory ("6GiB", "800MB", or bytes; "auto": what is free),
-    with a cache of ``context`` tokens (default: 4,096, or as many as the model was made for) and room to compute.
-    Layers that it does not hold lie in host memory, and are copied to the GPU one layer ahead of their use; on a CPU
-    they lie in a scratch file, and what counts is all that the process holds. The results are the same bits. What
-    cannot be is refused before anything is loaded, with what would fit. For running, not for training.
+    ``max_memory``: limit of device memory ("6GiB", "800MB", or bytes; "auto": what is free) for the weights, a cache of
+    ``context`` tokens (default: 4,096, or the model's own context) and working memory. Layers that do not fit stay in
+    host memory and are copied to the GPU one layer ahead of their use; on a CPU they are in a scratch file, and the
+    limit is for the whole process. The results have the same bits. If the model does not fit even so, it is refused
+    before anything is loaded, and the error says what would fit. For inference, not for training.
 
-    ``adapter`` is a folder with a LoRA adapter, as peft or our own training wrote it, that is put on the model. A
-    folder that holds nothing but an adapter is loaded with the model that it names.
+    ``adapter``: a folder with a LoRA adapter, written by peft or by ``vantage train``, to apply to the model. A folder
+    that contains only an adapter is loaded together with the base model that it names.
     """
     in_memory = is_transformers_model(source)
     path, put_on = Path(), None if adapter is None else find_adapter(adapter)
@@ -286,9 +287,9 @@ def image_processor_of(checkpoint: object, spec: ModelSpec) -> ImageProcessor | 
 def save(model: Model, folder: str | Path, *, shard_bytes: int = SHARD_BYTES, overwrite: bool = False) -> None:
     """Write a model as a folder that ``load`` reads back; transformers as well, if a checkpoint of its was loaded.
 
-    The folder is whole or not there at all. ``overwrite`` replaces a model that was saved there by us; until the new
-    one is whole the old one stays. Whatever else a folder holds is never deleted. A model that lies over processes is
-    put together and written by the first of them; all of them call this.
+    The write is atomic: an interrupted one leaves no folder. ``overwrite`` replaces a model that Vantage saved there,
+    once the new one is complete; other files in the folder are never deleted. A model that is divided over processes is
+    put together and written by the first of them; all of them must call this.
     """
     if model.parallel is not None:
         whole = model.parallel.whole(model)

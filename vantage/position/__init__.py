@@ -7,6 +7,7 @@ from vantage.position import scaling
 from vantage.position.alibi import Alibi, alibi_bias, alibi_slopes
 from vantage.position.axial import AxialRope
 from vantage.position.cope import CoPE
+from vantage.position.dape import DAPE
 from vantage.position.dual_chunk import DualChunk
 from vantage.position.fire import Fire
 from vantage.position.fope import FoPE
@@ -18,9 +19,11 @@ from vantage.position.lerope import LeRope
 from vantage.position.mrope import MultiAxisRope
 from vantage.position.none import NoPE
 from vantage.position.path_attention import PaTH
+from vantage.position.pope import PoPE
 from vantage.position.randomised import Randomised
 from vantage.position.relative_bank import RelativeBank
 from vantage.position.rope import Rope, permutation, ropes_among
+from vantage.position.selective_rope import SelectiveRope
 from vantage.position.self_extend import SelfExtend
 from vantage.position.shaw import Shaw
 from vantage.position.shifted import Shifted
@@ -33,6 +36,7 @@ from vantage.spec.parts import Buildable, Encoding
 from vantage.spec.registry import Entry, Registry, entries_of, is_frozen
 
 __all__ = [
+    "DAPE",
     "ENCODINGS",
     "INPUT_PARTS",
     "SAMPLERS",
@@ -53,10 +57,12 @@ __all__ = [
     "MultiAxisRope",
     "NoPE",
     "PaTH",
+    "PoPE",
     "Randomised",
     "RelativeBank",
     "Rope",
     "SSMax",
+    "SelectiveRope",
     "SelfExtend",
     "Shaw",
     "Shifted",
@@ -128,6 +134,9 @@ ENCODINGS: Registry[Encoding] = Registry(
         "fope",
         "self_extend",
         "dual_chunk",
+        "dape",
+        "pope",
+        "selective_rope",
     ),
     needs=("parts",),
     check=_check,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from vantage.spec.positions import Positions
+from vantage.spec.positions import EMPTY, Positions
 
 
 @final
@@ -44,3 +46,24 @@ def _gather(x: Tensor, columns_BS: Tensor, dim: int) -> Tensor:
     shape = [1] * x.dim()
     shape[0], shape[dim] = columns_BS.shape
     return x.gather(dim, columns_BS.view(shape).expand_as(x))
+
+
+def convolved(x_BGSd: Tensor, filters_Gdn: Tensor, pos: Positions) -> Tensor:
+    """A causal convolution over the tokens of a document, which rise along each row; padding counts as 0. The last
+    filter is that of the token itself."""
+    x = torch.where(pos.filled[:, None, :, None], x_BGSd, 0)
+    taps = filters_Gdn[:, None].flip(-1).unbind(-1)  # each (G, 1, d)
+    mixed = x * taps[0]
+    for back, tap in enumerate(taps[1:], 1):
+        mixed = mixed + _earlier(x, pos.segment, back) * tap
+    return mixed
+
+
+def _earlier(x_BGSd: Tensor, segment_BS: Tensor | None, back: int) -> Tensor:
+    """For each token what stands so many before it in its document; 0 before its beginning."""
+    S = x_BGSd.shape[2]
+    shifted = F.pad(x_BGSd, (0, 0, back, 0))[:, :, :S]
+    if segment_BS is None:
+        return shifted
+    same = segment_BS == F.pad(segment_BS, (back, 0), value=EMPTY)[:, :S]
+    return torch.where(same[:, None, :, None], shifted, 0)

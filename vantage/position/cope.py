@@ -59,7 +59,7 @@ class CountedPositions(nn.Module):
 
     def counts(self, q: Tensor, k: Tensor, q_pos: Positions, k_pos: Positions, scale: float) -> Tensor:
         pair = q_pos.against(k_pos)
-        gates = torch.sigmoid(scale * _grouped_scores(q, k)) * dense(visible(COUNTED, pair), pair)
+        gates = torch.sigmoid(scale * grouped_scores(q, k)) * dense(visible(COUNTED, pair), pair)
         return _sums_from_newest(gates, k_pos).clamp_max(self.table.shape[0] - 1)
 
     def at(self, inputs: BiasInputs) -> Dense:
@@ -77,7 +77,7 @@ class CountedPositions(nn.Module):
         return torch.lerp(by_count.gather(-1, below), by_count.gather(-1, above), count - below)
 
 
-def _grouped_scores(q_BHTd: Tensor, k_BGSd: Tensor) -> Tensor:
+def grouped_scores(q_BHTd: Tensor, k_BGSd: Tensor) -> Tensor:
     """(B, H, T, S): query head h meets key head h // (H / G)."""
     B, H, T, d = q_BHTd.shape
     G, S = k_BGSd.shape[1:3]

@@ -49,6 +49,9 @@ class LogKernel(nn.Module):
         self.raw_p = nn.Parameter(_inverse_softplus(_uniform(heads, 1.0)))
 
     def at(self, inputs: BiasInputs) -> LogDistance:
+        return self.form()
+
+    def form(self) -> LogDistance:
         dtype = wide(self.raw_a.dtype)
         return LogDistance(F.softplus(self.raw_a.to(dtype)), F.softplus(self.raw_p.to(dtype)))
 
@@ -62,6 +65,9 @@ class PowerKernel(nn.Module):
         self.raw_p = nn.Parameter(torch.logit(_uniform(heads, 2.0) / 2))
 
     def at(self, inputs: BiasInputs) -> PowerDistance:
+        return self.form()
+
+    def form(self) -> PowerDistance:
         dtype = wide(self.raw_a.dtype)
         return PowerDistance(F.softplus(self.raw_a.to(dtype)), 2 * torch.sigmoid(self.raw_p.to(dtype)))
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput, Refused
 from vantage.position.angles import wide
-from vantage.position.by_order import ByOrder
+from vantage.position.by_order import ByOrder, convolved
 from vantage.spec.kept import KeptStream
 from vantage.spec.masks import Causal, SameSegment, dense, visible
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import INIT_STD, BiasInputs, Dense, Parts, Shape
-from vantage.spec.positions import EMPTY, Pair, Positions
+from vantage.spec.positions import Pair, Positions
 from vantage.spec.registry import Entry, Refusal, parameter
 
 NOT_CAUSAL = "PaTH reflects keys on the way to a later query and so needs causal attention: use another encoding here"
@@ -105,14 +105,8 @@ class HouseholderScores(nn.Module):
 
     def directions(self, features_BGSd: Tensor, pos: Positions) -> Tensor:
         """w, of length 1, from what was kept: convolved over the tokens of a document, which rise along each row."""
-        features = torch.where(pos.filled[:, None, :, None], features_BGSd, 0)
-        filters = (
-            self.filters.to(features.dtype).unflatten(0, (self.kv_heads, 1, -1)).flip(-1).unbind(-1)
-        )  # each (G, 1, d)
-        mixed = features * filters[0]
-        for back, tap in enumerate(filters[1:], 1):
-            mixed = mixed + _earlier(features, pos.segment, back) * tap
-        return F.normalize(F.silu(mixed), dim=-1)
+        filters = self.filters.to(features_BGSd.dtype).unflatten(0, (self.kv_heads, -1))
+        return F.normalize(F.silu(convolved(features_BGSd, filters, pos)), dim=-1)
 
     def at(self, inputs: BiasInputs) -> Dense:
         return inputs.dense(self.whole)
@@ -128,16 +122,6 @@ class HouseholderScores(nn.Module):
         plain = inputs.scale * (q @ inputs.k.to(precise)[:, :, None].transpose(-1, -2)).flatten(1, 2)
         before, after = (inputs.softcap * torch.tanh(scores / inputs.softcap) for scores in (plain, plain + change))
         return after - before
-
-
-def _earlier(x_BGSd: Tensor, segment_BS: Tensor | None, back: int) -> Tensor:
-    """For each token what stands so many before it in its document; 0 before its beginning."""
-    S = x_BGSd.shape[2]
-    shifted = F.pad(x_BGSd, (0, 0, back, 0))[:, :, :S]
-    if segment_BS is None:
-        return shifted
-    same = segment_BS == F.pad(segment_BS, (back, 0), value=EMPTY)[:, :S]
-    return torch.where(same[:, None, :, None], shifted, 0)
 
 
 def _change(q: Tensor, k: Tensor, w: Tensor, share: Tensor, q_pos: Positions, k_pos: Positions) -> Tensor:

@@ -20,7 +20,10 @@ from vantage.spec.registry import Entry
 
 @dataclass(frozen=True)
 class Randomised:
-    """Wraps any encoding. ``high`` bounds all positions. ``generator=None``: torch's own random numbers."""
+    """Any encoding with randomised positions: in training they are drawn below ``high``, in ascending order.
+
+    ``generator=None``: torch's own random numbers.
+    """
 
     inner: Encoding
     high: int = 2048

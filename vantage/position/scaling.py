@@ -1,4 +1,4 @@
-"""Frequency rules: how RoPE turns at lengths it was not trained for (P9).
+"""Frequency rules: how RoPE rotates at lengths it was not trained for (P9).
 
 A rule is frozen data. ``frequencies`` gives one frequency per pair of dimensions and a factor for
 cosines and sines alike (so scores grow with its square). Two rules look at the length of the context.

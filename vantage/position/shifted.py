@@ -21,7 +21,7 @@ from vantage.spec.registry import Entry, parameter
 
 @dataclass(frozen=True)
 class Shifted:
-    """``anchor`` is where every query believes to stand. No parameters."""
+    """``anchor`` is the position that every query is given. No parameters."""
 
     anchor: int = field(default=0, metadata=parameter("position assigned to every query", -4096, 4096))
     base: float = field(default=10000.0, metadata=parameter("the longest wavelength is 2π times this", 2.0, 1e9))

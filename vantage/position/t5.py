@@ -97,15 +97,18 @@ class T5Table(nn.Module):
         c = self.config
         return t5_bucket(distance, bidirectional=self.bidirectional, buckets=c.buckets, max_distance=c.max_distance)
 
+    def lookup(self) -> Tensor:
+        """The bucket of each distance up to the largest on either side."""
+        n = self.config.max_distance
+        return self.bucket(torch.arange(-n, n + 1, device=self.table.device))
+
+    def form(self) -> DistanceTable:
+        return T5Bias(self.table, self.lookup()).form()
+
     def at(self, inputs: BiasInputs) -> T5Bias:
         need_whole(inputs.q_pos, "T5's table")
         need_whole(inputs.k_pos, "T5's table")
-
-        def lookup() -> Tensor:
-            n = self.config.max_distance
-            return self.bucket(torch.arange(-n, n + 1, device=inputs.q.device))
-
-        return T5Bias(self.table, inputs.q_pos.once(("t5", self.config), lookup))
+        return T5Bias(self.table, inputs.q_pos.once(("t5", self.config), self.lookup))
 
 
 ENTRY = Entry(

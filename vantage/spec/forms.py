@@ -186,9 +186,9 @@ class CountTable:
     scale: float
 
 
-PointwiseForm = (
-    Slope | LogDistance | PowerDistance | DistanceTable | RowTable | QueryAndKey | RatioPieces | RatioNetwork
-)
+# of a query and a key, only where they stand
+DistanceForm = Slope | LogDistance | PowerDistance | DistanceTable | RatioPieces | RatioNetwork
+PointwiseForm = DistanceForm | RowTable | QueryAndKey
 Form = PointwiseForm | DistanceKeys | CountTable
 
 

@@ -78,6 +78,13 @@ class PoolsKeys(Protocol):
 
 
 @runtime_checkable
+class MixesValues(Protocol):
+    """The config of an attention whose values are mixed with those of a layer before it."""
+
+    values_of: int
+
+
+@runtime_checkable
 class ReadsBefore(Protocol):
     """The config of a score bias that reads streams of tokens before the oldest key which a query sees."""
 

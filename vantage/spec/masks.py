@@ -214,7 +214,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True)
 class SameSegment(AnyDistance):
-    """A query sees its own document. Where nobody speaks of documents it hides nothing."""
+    """A query sees its own document. Without segments it hides nothing."""
 
     def __call__(self, q: Place, k: Place) -> Tensor:
         if q.segment is None or k.segment is None:

@@ -14,7 +14,7 @@ from vantage.spec.altup import AltUp
 from vantage.spec.fingerprint import LATER
 from vantage.spec.images import VisionConfig
 from vantage.spec.indexing import FollowsLayer, Indexer
-from vantage.spec.kept import KeepsStreams, KeptStream, NeedsEveryKey, PoolsKeys, ReadsBefore, StateShape
+from vantage.spec.kept import KeepsStreams, KeptStream, MixesValues, NeedsEveryKey, PoolsKeys, ReadsBefore, StateShape
 from vantage.spec.masks import Causal, Mask, SameSegment
 from vantage.spec.normalisers import Normaliser, Softmax
 from vantage.spec.parts import (
@@ -28,7 +28,7 @@ from vantage.spec.parts import (
     TurnsWith,
 )
 from vantage.spec.parts import ValueBias as ValueBiasPart
-from vantage.spec.transforms import QKTransform
+from vantage.spec.transforms import QKTransform, WidensKeys
 
 
 class NormConfig(Protocol):
@@ -123,12 +123,13 @@ class AttentionConfig(Protocol):
 
 @dataclass(frozen=True)
 class Wiring:
-    """Where norms stand around a sublayer f: ``outer(x + after(f(before(x))))``."""
+    """Where norms stand around a sublayer f: ``outer(kept · x + after(f(before(x))))``."""
 
     before: bool = True
     after: bool = False
     outer: bool = False
     normed: bool = False  # before(x) takes the place of x in the sum as well (an option of BLOOM)
+    kept: float = field(default=1.0, metadata=LATER)  # what x is multiplied by in the sum (MiniMax)
 
 
 PRE = Wiring()
@@ -169,6 +170,13 @@ class Layer:
                 f"{type(self.bias).__name__} looks at every token between key and query, and in "
                 f"{type(self.attention).__name__} windows of keys stand in their place: use another encoding here"
             )
+
+        for part in self.qk if isinstance(self.attention, PoolsKeys) else ():
+            if isinstance(part, WidensKeys):
+                raise Refused(
+                    f"{type(part).__name__} widens keys when they are read, and in {type(self.attention).__name__} "
+                    "windows of keys stand in their place: use another encoding here"
+                )
 
     def _check_turned(self, rotation: Buildable) -> None:
         """Whether the bias can turn queries and keys on: nothing but a factor may stand behind their rotation."""
@@ -253,6 +261,8 @@ class ModelSpec:
                 self._check_source(i, layer, layer.source)
             if isinstance(layer.indexer, FollowsLayer):
                 self._check_indexer(i, layer, layer.indexer.layer)
+            if isinstance(layer.attention, MixesValues):
+                self._check_values(i, layer, layer.attention.values_of)
 
     def _check_source(self, i: int, layer: Layer, source: int) -> None:
         """Whether layer i can read the keys and values of that layer."""
@@ -281,6 +291,21 @@ class ModelSpec:
             raise BadInput(f"layer {i} follows the indexer of layer {other}, which has none of its own")
         if layer.mask != self.layers[other].mask:
             raise BadInput(f"layer {i} follows the indexer of layer {other}, which sees other keys: give both one mask")
+
+    def _check_values(self, i: int, layer: Layer, first: int) -> None:
+        """Whether layer i can mix its values with those of that layer."""
+        if first > i:
+            raise BadInput(f"layer {i} mixes its values with those of layer {first}: give an earlier one, or itself")
+        other = self.layers[first].attention
+        if not isinstance(other, MixesValues) or other.values_of != first:
+            who = type(layer.attention).__name__
+            raise BadInput(
+                f"layer {i} mixes its values with those of layer {first}, which gives none: put a {who} with "
+                f"values_of={first} there"
+            )
+        mine, theirs = layer.attention.cache_shape(self.width), other.cache_shape(self.width)
+        if (mine.kv_heads, mine.value_dim) != (theirs.kv_heads, theirs.value_dim):
+            raise BadInput(f"layer {i} cannot mix its values with those of layer {first}: their heads differ")
 
     @property
     def residual_width(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from vantage.spec.forms import DistanceForm
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
@@ -62,8 +63,9 @@ class ScoreForm(NamedTuple):
     scale: float
     softcap: float | None
     window: int  # 0: all that came before
-    slopes: tuple[float, ...] | None  # of ALiBi
+    bias: DistanceForm | None
     sinks: Tensor | None
+    learned: tuple[Tensor, ...] = ()  # what ``bias`` was made of: when one of them changes, it is no longer true
 
 
 class LatentDims(NamedTuple):

@@ -318,6 +318,7 @@ class Context:
     watch: Callable[[str, int, View, Need, Attended], None] | None = None  # sees every attention, weights included
     views: dict[int, View] = field(default_factory=dict)  # of this pass, of layers whose keys others read
     images: ImageTokens | None = None  # what stands at the tokens that are an image's
+    values: dict[int, Tensor] = field(default_factory=dict)  # of these tokens, of layers whose values others mix in
 
     def standing(self, view: View) -> Positions:
         """Where the queries stand: where the pass has them, unless the cache numbers tokens anew."""

@@ -15,7 +15,7 @@ SEEDS = 2**64
 @final
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. The default is greedy."""
+    """How tokens are sampled. The default is greedy."""
 
     temperature: float = 0.0  # 0: greedy
     top_k: int | None = None

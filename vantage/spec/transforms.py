@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +35,26 @@ class ShiftsQueries(Protocol):
     def query_shift(self) -> Tensor:
         """(H, d)"""
         ...
+
+
+@runtime_checkable
+class WidensKeys(Protocol):
+    """A q/k transform that makes queries and keys wider. Keys are kept as they come and transformed when they are read.
+
+    Both the config and what it builds say so.
+    """
+
+    widens: int  # so many times
+
+
+def acts_on_reading(transforms: Iterable[Any]) -> bool:
+    """Whether keys are kept before these transforms, whatever the cache is."""
+    return any(isinstance(transform, WidensKeys) for transform in transforms)
+
+
+def widened(transforms: Iterable[Any], key_dim: int) -> int:
+    """How wide queries and keys are behind these transforms."""
+    return key_dim * prod(transform.widens for transform in transforms if isinstance(transform, WidensKeys))
 
 
 def chain(transforms: Iterable[Any], side: str, x: Tensor, pos: Positions) -> Tensor:

@@ -20,7 +20,7 @@ from vantage.spec.registry import Refusal
 
 EVERY_KEY = "this model looks at every key before a query, and a cache that forgets does not have them all"
 NEEDS_EVERY_KEY = (
-    Refusal({"encoding": ("cope", "path")}, EVERY_KEY),
+    Refusal({"encoding": ("cope", "path", "dape", "selective-rope")}, EVERY_KEY),
     Refusal({"attention": ("indexer", "indexer-shared", "hca", "hca-turned", "csa", "csa-turned")}, EVERY_KEY),
 )
 NOT_CAUSAL = "weights decide what is kept one token after the other, and so need causal attention"

@@ -15,8 +15,9 @@ from vantage.spec.registry import Entry
 class HeavyHitterCache(ForgettingCache):
     """``heavy`` tokens that got most weight from all queries so far, and the last ``recent``, the query included.
 
-    Every key/value head of every layer decides for itself; query heads that share keys add their weights. Past heavy +
-    recent tokens the model runs one at a time, since each decides what the next one sees, and the weights are formed.
+    Every key/value head of every layer selects separately; query heads that share keys add their weights. Beyond
+    heavy + recent tokens the model runs one token at a time, since each decides what the next one sees, and the
+    attention weights are formed.
     """
 
     heavy: int = 512

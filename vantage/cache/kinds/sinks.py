@@ -17,8 +17,8 @@ BY_PLACE = "places in a cache that forgets are known one token after the other, 
 class SinkCache(ForgettingCache):
     """A query sees the first ``sinks`` tokens of its document and the last ``window``, itself included.
 
-    ``by_place``: tokens stand at their places among those (the paper), so that no distance is ever longer than sinks
-    and window together; keys are then turned when they are read. Otherwise they stand where they stood.
+    ``by_place``: positions are counted within the kept tokens (the paper), so that no distance is longer than sinks and
+    window together; keys are then rotated when they are read. Otherwise tokens keep their original positions.
     """
 
     sinks: int = 4

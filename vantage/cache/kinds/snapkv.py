@@ -16,9 +16,9 @@ class SnapKVCache(ForgettingCache):
     """Whenever a row holds ``size`` + ``window`` tokens, ``size`` stay: the last ``window``, and those to which the
     queries of that window gave most weight, averaged over ``pool`` neighbours.
 
-    The paper decides once, after the whole prompt, with all of it in memory. Here a long prompt is decided on as it
-    comes, ``window`` tokens at a time, and so is what is written: memory is bounded, and how a prompt is cut makes no
-    difference. A prompt of size + window tokens is the paper's case. Every key/value head decides for itself.
+    The paper selects once, after the whole prompt, with all of it in memory. Here tokens are selected as they arrive,
+    ``window`` at a time, in the prompt and in what is generated: memory is bounded, and how a prompt is chunked makes
+    no difference. A prompt of size + window tokens is the paper's case. Every key/value head selects separately.
     """
 
     size: int = 1024

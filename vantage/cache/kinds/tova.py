@@ -13,11 +13,11 @@ from vantage.spec.registry import Entry
 @final
 @dataclass(frozen=True)
 class TovaCache(ForgettingCache):
-    """``size`` tokens: past that, each new one drives out the one that it gave least weight, over all heads. It stays
-    itself until the next one comes.
+    """``size`` tokens: beyond that, each new token evicts the one to which it gave the least weight, over all heads. It
+    stays itself until the next one comes.
 
-    Every layer decides for itself. Past ``size`` tokens the model runs one at a time, since each decides what the next
-    one sees, and the weights are formed.
+    Every layer selects separately. Beyond ``size`` tokens the model runs one token at a time, since each decides what
+    the next one sees, and the attention weights are formed.
     """
 
     size: int = 1024
