@@ -1,14 +1,14 @@
 """``python -m bench.accelerator_generation``: tokens a second on a GPU, as a share of what reading the weights allows.
 
 LLaMA shapes of 1B and 8B with random weights in bfloat16. A step is bound by the bytes it must read, weights and keys
-and values, at the bandwidth that a plain copy reaches in the same run. ``--gpt-fast FOLDER``: its published model code
-(``model.py``) beside ours, compiled, at batch 1. Results go to ``bench/results``.
+and values, at the bandwidth that a plain copy reaches in the same run. Beside ours at batch 1, compiled:
+``--gpt-fast FOLDER``, its published model code (``model.py``), and ``--transformers``, with a static cache. Results go
+to ``bench/results``.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import platform
 import random
@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import vantage as vt
+from bench.accelerator_peers import HEADS, KV_HEADS, VOCAB, PeerMissing, gpt_fast, transformers_static
 from vantage.generation.engine import Engine
 from vantage.kernels.native import Format
 from vantage.kernels.packed_layout import FORMS, size
@@ -33,9 +33,11 @@ from vantage.spec.sampling import RowChoice, Sampling
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {"1B": (2048, 8192, 16), "8B": (4096, 14336, 32)}
-HEADS, KV_HEADS, VOCAB = 32, 8, 128_256
 STEPS, ROUNDS = 32, 7
-ALONE = ((1, 512), (1, 8192), (8, 512), (64, 512), (256, 512))  # rows, and tokens that each holds
+HELD = (512, 8192)  # tokens of one row
+ROWS = {"1B": (8, 64, 256), "8B": (8, 64)}
+ENGINE_ROWS = {"1B": (64, 256), "8B": (64,)}
+SECTIONS = ("alone", "rows", "engine", "blocks")
 BLOCKS = (Format.Q8_0, Format.Q4_0, Format.Q4_K, Format.Q6_K)
 DRAWN = {"greedy": Sampling(), "temperature": Sampling(1.0, seed=1), "top-p 0.9": Sampling(0.8, top_p=0.9, seed=1)}
 
@@ -107,13 +109,13 @@ def bandwidth() -> float:
 
 def bytes_of_a_step(model: Model, rows: int, held: int) -> int:
     tied = model.spec.head is not None and model.spec.head.tied
-    skipped = 0 if tied else sum(t.nbytes for t in _tensors(model.embed.tokens))
-    weights = sum(t.nbytes for t in _tensors(model)) - skipped
+    skipped = 0 if tied else sum(t.nbytes for t in tensors_of(model.embed.tokens))
+    weights = sum(t.nbytes for t in tensors_of(model)) - skipped
     width = model.spec.width // HEADS
     return weights + rows * held * len(model.blocks) * KV_HEADS * width * 2 * 2
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     return chain(module.parameters(), module.buffers())
 
 
@@ -180,43 +182,17 @@ def served(name: str, model: Model, rows: int, how: str) -> Row:
     return Row(name, f"engine, {rows} rows, {how}", statistics.median(rates), min(rates), max(rates))
 
 
-def gpt_fast(name: str, folder: Path) -> Row | None:
-    """Its model code compiled with a static cache, at batch 1."""
-    where = importlib.util.spec_from_file_location("gpt_fast_model", folder / "model.py")
-    if where is None or where.loader is None or not (folder / "model.py").exists():
-        print(f"gpt-fast is not in {folder}", file=sys.stderr)
-        return None
-    code: Any = importlib.util.module_from_spec(where)
-    where.loader.exec_module(code)
-    width, hidden, layers = SHAPES[name]
-    args = code.ModelArgs(
-        block_size=2048, vocab_size=VOCAB, n_layer=layers, n_head=HEADS, dim=width, intermediate_size=hidden,
-        n_local_heads=KV_HEADS,
-    )  # fmt: skip
-    with torch.device("cuda"):
-        model = code.Transformer(args).to(torch.bfloat16).eval()
-        model.setup_caches(1, 1024)
-    call = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-    token, position = torch.tensor([[1]], device="cuda"), torch.tensor([512], device="cuda")
-    for _ in range(5):
-        call(token, position)
-    rates = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        for _ in range(STEPS):
-            token = call(token, position)[:, -1:].argmax(-1)
-            position = position + 1
-        torch.cuda.synchronize()
-        rates.append(STEPS / (time.perf_counter() - begun))
-    return Row(name, "gpt-fast, batch 1", statistics.median(rates), min(rates), max(rates))
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.accelerator_generation", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--gpt-fast", type=Path, help="a folder with gpt-fast's model.py")
-    parser.add_argument("--no-engine", action="store_true", help="single steps alone")
+    parser.add_argument(
+        "--transformers",
+        nargs="?",
+        const="",
+        help="also transformers with a static cache; from a folder, if one is given",
+    )
+    parser.add_argument("--only", nargs="*", choices=SECTIONS, default=list(SECTIONS), help="some of the rows")
     out = RESULTS / "accelerator_generation.json"
     parser.add_argument("--out", type=Path, default=out, help="the JSON; default: %(default)s")
     args = parser.parse_args(argv)
@@ -227,33 +203,45 @@ def main(argv: list[str] | None = None) -> int:
     versions = {"torch": torch.__version__, "python": platform.python_version(), "gpu": torch.cuda.get_device_name()}
     rows: list[Row] = []
 
-    def keep(row: Row | None) -> None:
-        if row is not None:
-            rows.append(row)
-            print(row, flush=True)
-            args.out.write_text(json.dumps({"versions": versions, "rows": [asdict(one) for one in rows]}, indent=1))
+    def keep(row: Row) -> None:
+        rows.append(row)
+        print(row, flush=True)
+        args.out.write_text(json.dumps({"versions": versions, "rows": [asdict(one) for one in rows]}, indent=1))
 
     with torch.inference_mode():
         speed = bandwidth()
         print(f"a copy moves {speed / 1e12:.2f} TB/s", flush=True)
         for name in args.models:
-            model = model_of(name)
-            for count, held in ALONE[: 5 if name == "1B" else 4]:
-                keep(steps(name, model, count, held, speed))
-            keep(generated(name, model))
-            if not args.no_engine:
-                for count in (64, 256) if name == "1B" else (64,):
-                    keep(served(name, model, count, "greedy"))
-                keep(served(name, model, 64, "temperature"))
-                keep(served(name, model, 64, "top-p 0.9"))
-            for format in BLOCKS:
-                put_blocks(model := model_of(name), format)
-                keep(steps(name, model, 1, 512, speed, f", {format.name}"))
-            del model
+            for row in measured(name, args.only, speed):
+                keep(row)
             torch.cuda.empty_cache()
-            if args.gpt_fast is not None:
-                keep(gpt_fast(name, args.gpt_fast))
+            peers = {"gpt-fast": (args.gpt_fast, gpt_fast), "transformers": (args.transformers, transformers_static)}
+            for where, peer in (pair for pair in peers.values() if pair[0] is not None):
+                try:
+                    keep(Row(name, *peer(SHAPES[name], where)))
+                except PeerMissing as why:
+                    print(why, file=sys.stderr)
+                torch.cuda.empty_cache()
     return 0
+
+
+def measured(name: str, only: list[str], speed: float) -> Iterator[Row]:
+    """Our rows of a shape."""
+    if {"alone", "rows", "engine"} & {*only}:
+        model = model_of(name)
+        if "alone" in only:
+            yield from (steps(name, model, 1, held, speed) for held in HELD)
+            yield generated(name, model)
+        if "rows" in only:
+            yield from (steps(name, model, count, HELD[0], speed) for count in ROWS[name])
+        if "engine" in only:
+            yield from (served(name, model, count, "greedy") for count in ENGINE_ROWS[name])
+            yield from (served(name, model, 64, how) for how in ("temperature", "top-p 0.9"))
+    if "blocks" in only:
+        for format in BLOCKS:
+            put_blocks(model := model_of(name), format)
+            for count in (1, 8):
+                yield steps(name, model, count, 512, speed, f", {format.name}")
 
 
 if __name__ == "__main__":

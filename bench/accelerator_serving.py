@@ -1,8 +1,8 @@
 """``python -m bench.accelerator_serving``: what a served model on a GPU is held to, each row with its floor and goal.
 
 Long contexts as a share of the read bandwidth, a prefix that requests share, warm-up of a first and a second start,
-memory beside weights and cache, prompts that arrive while others decode; and tokens a second of models whose parts have
-no lowered form, module by module and as graphs. A LLaMA shape of 1B with random weights in bfloat16.
+memory beside weights and cache, and prompts that arrive while others decode. A LLaMA shape of 1B with random weights in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import vantage as vt
-from bench.accelerator_generation import HEADS, KV_HEADS, RESULTS, SHAPES, VOCAB, bandwidth, model_of
+from bench.accelerator_generation import HEADS, KV_HEADS, RESULTS, VOCAB, bandwidth, model_of
 from vantage.generation.engine import Engine
 from vantage.model import Model
-from vantage.spec.sampling import RowChoice
+from vantage.spec.native import LatentDims
 
-GREEDY = RowChoice(0.0, 0, 1.0, 0.0, ())
 GIB = 2**30
 CONTEXT, WIDTH, BLOCK = 131_072, 128, 16
+LATENT = LatentDims(HEADS, rank=512, nope=128, rope=64, values=128)
 ROWS = 64
 PROMPTS, OUTPUTS = (128, 2048), (128, 512)  # tokens of prompts that arrive, and of their answers
 
@@ -68,20 +69,28 @@ class Row:
 # ---- long contexts
 
 
-def held_keys(lengths: list[int], speed: float, splits: int | None = None) -> float:
-    """The share of the bandwidth at which one layer's attention reads the keys and values of such rows."""
+def rows_in_blocks(lengths: list[int], device: torch.device) -> tuple[Any, int]:
+    """Where rows of such lengths stand in a pool, and how many places that has."""
     from vantage.kernels.gpu import decode
 
-    rows, device = len(lengths), torch.device("cuda")
     blocks = [-(-(n + 1) // BLOCK) for n in lengths]
-    k, v = (torch.randn(KV_HEADS, (sum(blocks) + 1) * BLOCK, WIDTH, dtype=torch.bfloat16, device=device) for _ in "kv")
-    table = torch.zeros((rows, max(blocks)), dtype=torch.int32)
+    table = torch.zeros((len(lengths), max(blocks)), dtype=torch.int32)
     order = torch.randperm(sum(blocks), dtype=torch.int32) + 1  # blocks lie anywhere
     for row, part in zip(table, order.split(blocks), strict=True):
         row[: len(part)] = part
     held = torch.tensor(lengths, dtype=torch.int32, device=device)
     state = decode.RowState(held, held, torch.zeros_like(held), table.to(device), BLOCK)
-    stores = torch.tensor([decode.store_numbers(k, v)], device=device)
+    return state, (sum(blocks) + 1) * BLOCK
+
+
+def held_keys(lengths: list[int], speed: float, splits: int | None = None) -> float:
+    """The share of the bandwidth at which one layer's attention reads the keys and values of such rows."""
+    from vantage.kernels.gpu import decode
+
+    rows, device = len(lengths), torch.device("cuda")
+    state, places = rows_in_blocks(lengths, device)
+    k, v = (torch.randn(KV_HEADS, places, WIDTH, dtype=torch.bfloat16, device=device) for _ in "kv")
+    stores = torch.tensor([decode.store_numbers([k, v])], device=device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     shares = decode.splits_for(rows, KV_HEADS, processors) if splits is None else splits
     work = decode.Workspace.make(rows, shares, HEADS, KV_HEADS, WIDTH, device)
@@ -94,6 +103,32 @@ def held_keys(lengths: list[int], speed: float, splits: int | None = None) -> fl
 
     seconds = in_a_graph(attend, 20)
     return sum(lengths) * KV_HEADS * WIDTH * 2 * 2 / seconds / speed
+
+
+def held_latents(lengths: list[int], speed: float) -> float:
+    """The same of latents, with the products that carry queries to them and values back."""
+    from vantage.kernels.gpu import decode, latent
+
+    rows, device, sizes = len(lengths), torch.device("cuda"), LATENT
+    state, places = rows_in_blocks(lengths, device)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=device)
+
+    kept = normal(1, places, sizes.rank + sizes.rope)
+    stores = torch.tensor([decode.store_numbers([kept])], device=device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    shares = latent.splits_for(rows, sizes.heads, processors)
+    work = latent.LatentWorkspace.make(rows, shares, sizes, torch.bfloat16, device)
+    q, kv = normal(rows, sizes.heads * (sizes.nope + sizes.rope)), normal(rows, sizes.rank + sizes.rope)
+    k_up, v_up = normal(sizes.heads, sizes.nope, sizes.rank), normal(sizes.heads, sizes.values, sizes.rank)
+    out = torch.empty(rows, sizes.heads * sizes.values, dtype=torch.bfloat16, device=device)
+    norm = decode.HeadNorm(None, 1e-6, 0.0)
+
+    def attend() -> None:
+        latent.decode_latent(q, kv, out, k_up, v_up, stores, 0, state, work, sizes=sizes, norm=norm, scale=0.1)
+
+    return sum(lengths) * kept.shape[-1] * 2 / in_a_graph(attend, 20) / speed
 
 
 def in_a_graph(call: Callable[[], None], times: int) -> float:
@@ -127,6 +162,8 @@ def long_contexts(speed: float) -> Iterator[Row]:
     lengths = mixed_lengths()
     note = f"{sum(lengths):,} tokens"
     yield Row(f"{ROWS} rows of 1k to 128k", held_keys(lengths, speed), "share", 0.65, 0.8, note=note)
+    for what, some in (("one row", [CONTEXT]), (f"{ROWS} rows of 1k to 128k", lengths)):
+        yield Row(f"128k held, MLA, {what}", held_latents(some, speed), "share", 0.65, 0.7)
 
 
 # ---- the engine
@@ -278,81 +315,7 @@ def starts() -> Iterator[Row]:
             yield Row(f"{which} start: from the start of the process to its first token", first, "s", less=True)
 
 
-# ---- parts without a lowered form
-
-
-def variant(name: str) -> Model:
-    """The shape of 1B with another part."""
-    width, hidden, layers = SHAPES["1B"]
-    heads: dict[str, object] = {"heads": HEADS, "kv_heads": KV_HEADS}
-    changes: dict[str, dict[str, object]] = {
-        "rope": {**heads, "position": "rope"},
-        "sliding window of 1,024": {**heads, "position": "rope", "window": 1024},
-        "T5": {**heads, "position": "t5"},
-        "KERPLE": {**heads, "position": "kerple"},
-        "FoX": {**heads, "position": "fox"},
-        "MLA": {"attention": vt.Latent(HEADS, kv_rank=512, nope_dim=64, rope_dim=64, value_dim=64, norm=vt.RMSNorm())},
-    }
-    ffn = vt.FeedForward(hidden, "silu", gated=True)
-    spec = vt.decoder(vocab=VOCAB, width=width, layers=layers, ffn=ffn, **changes[name])  # pyright: ignore[reportArgumentType] (each by its own keys)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = vt.build(spec, seed=0)
-    torch.set_default_dtype(torch.float32)
-    return model.to("cuda", torch.bfloat16).eval()
-
-
-VARIANTS = ("T5", "KERPLE", "MLA", "FoX", "sliding window of 1,024")
-
-
-def module_rate(model: Model, rows: int, held: int, steps: int) -> float:
-    """Tokens a second module by module."""
-    cache = model.new_cache(rows, kind="paged", capacity=held + steps + 8)
-    token = torch.randint(VOCAB, (rows, held), device="cuda")
-    hidden, begun = model.hidden(token, cache=cache), 0.0
-    for step in range(steps + 4):
-        if step == 4:
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-        token = model.head(hidden[:, -1:]).argmax(-1)
-        hidden = model.hidden(token, cache=cache)
-    torch.cuda.synchronize()
-    return rows * steps / (time.perf_counter() - begun)
-
-
-def graph_rate(model: Model, rows: int, held: int, steps: int) -> tuple[float, float]:
-    """Tokens a second as graphs, chosen on the device; and seconds of the first call."""
-    base = model.new_cache(1, kind="paged", capacity=rows * (held + 5 * steps + 32))
-    caches = [base.fresh(1) for _ in range(rows)]
-    prompt = torch.randint(VOCAB, (1, held), device="cuda")
-    for cache in caches:
-        model.hidden(prompt, cache=cache)
-    begun = time.perf_counter()
-    pending = model.steps_ahead([1] * rows, caches, steps, [GREEDY] * rows)
-    assert pending is not None, "these models run as graphs"
-    pending.read()
-    first, rates = time.perf_counter() - begun, []
-    for _ in range(3):
-        begun = time.perf_counter()
-        pending = model.steps_ahead(pending, caches, steps, [GREEDY] * rows)
-        assert pending is not None
-        pending.read()
-        rates.append(rows * steps / (time.perf_counter() - begun))
-    return statistics.median(rates), first
-
-
-def variants(names: tuple[str, ...] = VARIANTS) -> Iterator[Row]:
-    for name in names:
-        model = variant(name)
-        for rows in (1, ROWS):
-            before, (rate, first) = module_rate(model, rows, 512, 16), graph_rate(model, rows, 512, 32)
-            note = f"module by module {before:,.0f}; first call {first:.2f} s"
-            yield Row(f"1B with {name}, {rows} rows, 512 held", rate, "tokens/s", note=note)
-        del model
-        torch.cuda.empty_cache()
-
-
-SECTIONS = ("long", "prefix", "memory", "arrivals", "starts", "variants")
+SECTIONS = ("long", "prefix", "memory", "arrivals", "starts")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -382,7 +345,6 @@ def main(argv: list[str] | None = None) -> int:
                 "memory": lambda: memory(_there(model)),
                 "arrivals": lambda: arrivals(_there(model), args.seconds),
                 "starts": starts,
-                "variants": variants,
             }[section]()
             for row in made:
                 rows.append(row)

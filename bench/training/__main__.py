@@ -4,7 +4,8 @@ Not one of the benches that ``make bench`` runs: it needs a GPU and, for the pee
 PyPI; clone https://github.com/karpathy/nanoGPT and give the folder). Both are compiled, compute in bfloat16 over
 1,024 tokens and take the same batch; rounds alternate. The count is nanoGPT's: 6 N + 12 L d T operations a token.
 ``--apart`` has one model in memory at a time, where all of them do not fit: the first comes once more at the end, so
-that a GPU which grew slower shows. ``--eager`` compiles nothing.
+that a GPU which grew slower shows. ``--eager`` compiles nothing. ``python -m bench.training.turns`` has each model in a
+process of its own, which all compile at once, and profiles them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ STEPS = 20  # of a round; few of them would time the wait for the first and not 
 Step = Callable[[], object]
 
 
-def ours(shape: str, position: str, rows: int, *, compiled: bool = True) -> tuple[Step, int]:
+def ours(shape: str, position: str, rows: int, *, compiled: bool = True, kernel: str = "auto") -> tuple[Step, int]:
     layers, width, heads, _ = SHAPES[shape]
     ffn = FeedForward(4 * width, "gelu", gated=False, bias=False)
     spec = decoder(
@@ -56,7 +57,7 @@ def ours(shape: str, position: str, rows: int, *, compiled: bool = True) -> tupl
         **POSITIONS[position],
     )
     with torch.device("cuda"):  # a billion random numbers take long on a host
-        learner = TokenLearner(build(spec)).train()
+        learner = TokenLearner(build(spec, kernel=kernel)).train()
     optimiser = AdamW(lr=1e-4).build(learner)
     logits = in_precision(learner, torch.bfloat16)
     loss = compiled_loss(logits, 0.0, print) if compiled else loss_of(logits, 0.0)

@@ -14,23 +14,26 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.gpu import choose, decode, packed, packed_product, product
+from vantage.kernels.gpu import choose, chunk, decode, latent, packed, packed_product, product
 from vantage.kernels.gpu.packed import DeviceBlocks
+from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, SLOPE, TABLE
 from vantage.kernels.native import Format
 from vantage.model.gpu import gelu
 from vantage.position.gpu import rope
 from vantage.training import cross_entropy
 
+DISTANCE_FORMS = [form.value for form in (NONE, SLOPE, LOG, POWER, TABLE, PIECES)]  # of biases over a cache
 CAPABILITIES = (80, 89, 90, 100, 120)
 POINTERS = {
     "x": "T", "w": "T", "bias": "T", "gain": "T", "out": "T", "qkv": "T", "stores": "i64", "held": "i32", "pos": "i32",
-    "gone": "i32", "table": "i32", "cos": "fp32", "sin": "fp32", "q_gain": "T", "k_gain": "T", "slopes": "fp32",
-    "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32", "logits": "fp32",
-    "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64", "weights": "i64", "top_k": "i32",
-    "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32", "out_logprobs": "fp32",
+    "gone": "i32", "table": "i32", "cos": "fp32", "sin": "fp32", "q_gain": "T", "k_gain": "T", "bias_one": "fp32",
+    "bias_two": "fp32", "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32",
+    "logits": "fp32", "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64", "weights": "i64",
+    "top_k": "i32", "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32", "out_logprobs": "fp32",
     "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
     "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
     "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
+    "queries": "T", "count": "i32",
     "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T", "k": "T", "q_out": "T", "k_out": "T", "grad": "T",
     "targets": "i64", "losses": "fp32", "grads": "T",
 }  # fmt: skip
@@ -44,6 +47,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
     for name in names:
         if name in constants:
             kinds[name] = "constexpr"
+        elif name == "tokens" and "splits" in names:  # how many
+            kinds[name] = "i32"
         elif name in POINTERS:
             kinds[name] = "*" + POINTERS[name].replace("T", dtype)
             if name == "sums" and "prefixes" in names:
@@ -78,9 +83,10 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "LEAST": 128,
         "STAGES": 3,
     }
-    plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SLOPES", "SINKS", "WINDOW"), False)
+    plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW"), False)
     full = dict.fromkeys(plain, True)
-    how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent}
+    biases = [{"BIAS": form, "BREAKS": 64 * (form == PIECES.value)} for form in DISTANCE_FORMS]
+    how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent, "INT8": False}
     chunks = {"CHUNK": 1024, "CHUNKS": 128}
     digits = {"BITS": 11, "BINS": 2048}
     cases = [
@@ -88,8 +94,11 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (product.product, one | {"NORM": False, "GATED": False, "FUNCTION": 1, "BLOCK_K": 1024}),
         (product._norm_kernel, {"BIAS": True, "GAIN": True, "CENTRED": True, "WIDTH": 512, "DEPENDENT": dependent}),
         (product._activate_kernel, {"FUNCTION": 2, "GATED": True, "BLOCK": 1024, "DEPENDENT": dependent}),
-        (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1}),
-        (decode.attend, heads | full | how | {"PAGED": True, "TURN": 2}),
+        (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1} | biases[0]),
+        *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in biases),
+        (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
+        *chunks_of_a_prompt(how, biases),
+        *latents(how, biases),
         (choose.scan, {"CHUNK": 1024}),
         (choose.weigh, chunks),
         *((choose.settle, {"SEARCH": search, "CHUNKS": 128}) for search in range(3)),
@@ -114,6 +123,40 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     )
     cases += passes_over_a_sequence()
     return [compile_one(kernel, constants, dtype, capability).metadata.name for kernel, constants in cases]
+
+
+def chunks_of_a_prompt(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:
+    sizes = {
+        "H": 8,
+        "G": 2,
+        "D": 64,
+        "E": 64,
+        "D_TILE": 64,
+        "E_TILE": 64,
+        "BLOCK": 16,
+        "TYPE": how["TYPE"],
+        "INT8": False,
+    }
+    norms = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN"), True)
+    tile = {"HEADS": 4, "ROWS": 64, "KEYS": 64, "LEAST": 512, "STAGES": 3, "PRECISION": how["PRECISION"]}
+    masks = {"SOFTCAP": False, "SINKS": False, "WINDOW": False}
+    return [
+        *((chunk.place, sizes | norms | {"TOKENS": 16, "TURN": 1, "INT8": int8}) for int8 in (False, True)),
+        (chunk.attend, sizes | tile | masks | biases[0] | {"INT8": True}),
+        *(
+            (chunk.attend, sizes | tile | {"SOFTCAP": some, "SINKS": some, "WINDOW": some} | bias)
+            for bias in biases
+            for some in (False, True)
+        ),
+    ]
+
+
+def latents(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:
+    keys = 16 if how["PRECISION"] == "ieee" else 32
+    sizes = {"H": 16, "R": 512, "ROPE": 64, "R_TILE": 512, "ROPE_TILE": 64, "PAGED": True}
+    how = {name: how[name] for name in ("PRECISION", "TYPE")}
+    tile = {"HEADS": 16, "HEADS_TILE": 16, "SPLITS": 8, "KEYS": keys, "STAGES": 1, "SOFTCAP": True, "WINDOW": True}
+    return [(latent.attend, sizes | tile | how | bias) for bias in biases]
 
 
 def passes_over_a_sequence() -> list[tuple[Any, dict[str, Any]]]:

@@ -28,6 +28,7 @@ from vantage.kernels.gpu import (
     hopper,
     hopper_documents,
     operators,
+    table_gradient,
     values,
 )
 from vantage.kernels.gpu.row_rotation import lies_as_expected
@@ -35,7 +36,7 @@ from vantage.kernels.gpu.row_rotation import lies_as_expected
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS", "BLOCKS", "COUNTER"}
 NUMBERS = {"SLOPES", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
-NUMBERS |= {"A0", "A1", "SUMS", "TOTALS", "OFFSET", "BY_QUERY"}
+NUMBERS |= {"A0", "A1", "SUMS", "TOTALS", "OFFSET", "BY_QUERY", "TABLE"}
 FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -102,10 +103,13 @@ def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, s
     how = operators.constants(q, q[:, :1], q, p, [1.0, softcap, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
     warps, used = operators.warps(q, q), {}
     added = [(values.add_values, 1, {"HAS_SINKS": True, "W_TILE": 32})] if operators.has_values(p) else []
+    by_tiles = table_gradient.shares_tiles(p)
+    if by_tiles:
+        added += [(table_gradient.tile_sums, 2, {}), (table_gradient.diagonal_sums, 2, {"ROWS": 32})]
     for kernel, held, more in (
         *added,
         (forward.attend, 1, {"HAS_SINKS": True, "MERGED": operators.merged(p)}),
-        (backward.query_gradients, 2, {"LEARNED": bool(p.learned) and p.form < BY_KEY}),
+        (backward.query_gradients, 2, {"LEARNED": bool(p.learned) and p.form < BY_KEY and not by_tiles}),
         (backward.key_gradients, 2, {"LEARNED": bool(p.learned) and p.form == BY_KEY}),
     ):
         known = {name: x for name, x in how.items() if name in kernel.arg_names}

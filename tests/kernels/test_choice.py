@@ -175,6 +175,7 @@ def test_a_model_with_experts_says_it_too():
     assert type(model.blocks[0].steps[1].sublayer).__name__ == "_Experts"  # they are back in their place
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_here():
     with pytest.raises(Refused, match="there is no GPU here to ask for"):
         kernel_choices(small("rope"), device="cuda")
@@ -185,4 +186,6 @@ def test_a_model_on_a_gpu():
     choices = kernel_choices(small("alibi"), context=4096, batch=2, dtype=torch.bfloat16, train=True, device="cuda")
     assert {choice.kernel for choice in choices} == {"fused"}
     assert choices[0].others["sdpa"] == "it would form 33,554,432 numbers"
-    assert kernel_choices(small("fire"), context=1024, dtype=torch.bfloat16, device="cuda")[0].kernel == "fused"
+    assert kernel_choices(small("fire"), context=4096, dtype=torch.bfloat16, device="cuda")[0].kernel == "fused"
+    # RoPE's own kernel would read memory, and there is none
+    assert kernel_choices(small("rope"), context=1024, dtype=torch.bfloat16, device="cuda")[0].kernel == "sdpa"

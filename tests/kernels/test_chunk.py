@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kernels.cached_bias import bias_values, forms
 from tests.kernels.fused_calls import DEVICE, MISSING
 
 pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
@@ -13,8 +14,9 @@ CASES = {
     "plain": {},
     "softcap": {"softcap": 3.0},
     "window": {"window": 7},
-    "slopes": {"slopes": [0.5, 0.25, 0.1, 0.3, 0.2, 0.05]},
     "sinks": {"sinks": [0.3, -0.2, 1.0, 0.0, 2.0, -1.0]},
+    "table, softcap, window": {"bias": forms(H)["table"], "softcap": 3.0, "window": 9},
+    **{name: {"bias": form} for name, form in forms(H).items()},
 }
 
 
@@ -28,8 +30,8 @@ def reference(q_THd, k_GSd, v_GSe, held, options):
         for h in range(H):
             scores = k_GSd[h * G // H, first : last + 1].double() @ q_THd[i, h].double() * scale
             scores = cap * torch.tanh(scores / cap) if cap else scores
-            if "slopes" in options:
-                scores = scores - options["slopes"][h] * torch.arange(last - first, -1, -1)
+            if "bias" in options:
+                scores = scores + bias_values(options["bias"], H, last + 1)[h, last, first:]
             sink = [options["sinks"][h]] if "sinks" in options else []
             weights = torch.cat((scores, torch.tensor(sink, dtype=torch.float64))).softmax(0)[: len(scores)]
             out[i, h] = weights @ v_GSe[h * G // H, first : last + 1].double()
@@ -44,6 +46,7 @@ def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, bloc
     """Less than a bucket and all of it, blocks in any order and a row that owns its places, with shares of the keys."""
     from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk
     from vantage.kernels.gpu.decode import store_numbers
+    from vantage.kernels.gpu.score_bias import device_bias
 
     options, draw = CASES[case], torch.Generator().manual_seed(held + new)
     size = block or 1
@@ -63,9 +66,12 @@ def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, bloc
     tile = ChunkTile(16, 16, 4, 1, splits)
     work = ChunkWorkspace.make([(bucket, tile)], H, E, torch.device(DEVICE))
     out = torch.full((bucket, H * E), torch.nan, device=DEVICE)
-    stores = torch.tensor([store_numbers(k, v)], device=DEVICE)
-    extra = {name: torch.tensor(options[name], device=DEVICE) for name in ("slopes", "sinks") if name in options}
-    extra |= {name: options[name] for name in ("softcap", "window") if name in options}
+    stores = torch.tensor([store_numbers([k, v])], device=DEVICE)
+    extra = {name: options[name] for name in ("softcap", "window") if name in options}
+    if "sinks" in options:
+        extra["sinks"] = torch.tensor(options["sinks"], device=DEVICE)
+    if "bias" in options:
+        extra["bias"] = device_bias(options["bias"], torch.device(DEVICE))
     attend_chunk(
         qkv, torch.empty(bucket, H * D, device=DEVICE), out, stores, 0, at, work, heads=H, kv_heads=G, key_dim=D,
         value_dim=E, scale=D**-0.5, tile=tile, least=16, **extra,

@@ -8,6 +8,8 @@ import torch
 from tests.kernels.helpers import call, normal
 from vantage.errors import BadInput, Refused
 from vantage.kernels import KERNELS, chooser, flex, kernel_named
+from vantage.kernels.sdpa import TILES_FROM_QUERIES
+from vantage.model import build, decoder
 from vantage.spec.normalisers import Argmax, Softmax
 from vantage.spec.positions import Positions
 
@@ -101,19 +103,19 @@ def test_compiled_flex_has_no_float64_on_a_cpu():
 def test_a_machine_without_a_compiler(monkeypatch):
     c = call().to(torch.float32)
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
-    flex.cannot_compile.cache_clear()
+    flex._cannot_compile.cache_clear()
     try:
         why = kernel_named("flex-compiled").refuses(c.need, c.q, c.view)
         assert why == "torch.compile needs a compiler (c++, g++, clang++) and this machine has none"
         assert kernel_named("flex").refuses(c.need, c.q, c.view) is None
         assert flex.cannot_compile("cuda") is not None
     finally:
-        flex.cannot_compile.cache_clear()
+        flex._cannot_compile.cache_clear()
     monkeypatch.setattr(flex.shutil, "which", lambda name: "/bin/c++" if name == "clang++" else None)
     try:
         assert flex.cannot_compile("cpu") is None
     finally:
-        flex.cannot_compile.cache_clear()
+        flex._cannot_compile.cache_clear()
 
 
 def test_auto_says_once_what_it_fell_back_from(monkeypatch):
@@ -122,13 +124,13 @@ def test_auto_says_once_what_it_fell_back_from(monkeypatch):
     monkeypatch.setattr(kernel_named("tiles"), "auto", lambda device: False)
     monkeypatch.setattr(kernel_named("flex-compiled"), "auto", lambda device: True)
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
-    flex.cannot_compile.cache_clear()
+    flex._cannot_compile.cache_clear()
     try:
         with pytest.warns(UserWarning, match="needs a compiler .* runs on a slower kernel"):
             assert choose(capped, c.q, c.view) is kernel_named("reference")
         assert choose(capped, c.q, c.view) is kernel_named("reference")  # a second warning would be an error here
     finally:
-        flex.cannot_compile.cache_clear()
+        flex._cannot_compile.cache_clear()
 
 
 # ---- choosing
@@ -164,6 +166,18 @@ def test_auto_takes_the_first_that_does_not_refuse():
     assert choose(c.need, c.q, c.view) is kernel_named("sdpa")
     assert choose(replace(c.need, softcap=1.0), c.q, c.view) is kernel_named("reference")
     assert choose(replace(c.need, weights=True), c.q, c.view) is kernel_named("reference")
+
+
+@torch.no_grad()
+def test_choosing_does_not_break_a_compiled_graph():
+    """Some kernels refuse here. What that asks of the machine, whether it has a compiler, must not be traced: in a
+    training step a break in the first layer leaves the whole model uncompiled."""
+    model = build(decoder(vocab=17, width=32, layers=2, heads=2, position="t5"))
+    tokens = torch.randint(17, (1, TILES_FROM_QUERIES), generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens), model(tokens))
+    torch._dynamo.reset()
 
 
 def test_a_named_kernel_runs_or_says_why_not():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.cached_bias import bias_values, forms
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.generation.sampling import Picker, uniform
 from vantage.spec.sampling import Sampling
@@ -58,12 +59,14 @@ def test_a_norm_of_many_rows(centred):
     assert error(out, want) < 1e-5
 
 
-# heads, key/value heads, width, tokens held, window, softcap, slopes, pairing (0: none), norms of heads
+# heads, key/value heads, width, tokens held, window, softcap, form of the bias, pairing (0: none), norms of heads
 ATTENTION = [
-    (4, 2, 16, 37, 0, None, False, 1, False),
-    (4, 4, 24, 5, 0, 2.0, True, 0, True),
-    (8, 1, 32, 150, 50, None, False, 2, True),
-    (4, 2, 16, 0, 0, None, False, 1, False),
+    (4, 2, 16, 37, 0, None, None, 1, False),
+    (4, 4, 24, 5, 0, 2.0, "slopes", 0, True),
+    (8, 1, 32, 150, 50, None, None, 2, True),
+    (4, 2, 16, 0, 0, None, None, 1, False),
+    (6, 2, 16, 70, 20, None, "table", 0, False),
+    *((6, 2, 16, 70, 0, None, name, 1, False) for name in forms(1)),
 ]
 
 
@@ -72,9 +75,9 @@ ATTENTION = [
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
 def test_attention_of_a_new_token(case, paged, dtype):
     """Rows of unequal length; unused memory is poisoned; the new key and value stand in the cache afterwards."""
-    from vantage.kernels.gpu import decode
+    from vantage.kernels.gpu import decode, score_bias
 
-    H, G, D, n, window, softcap, sloped, pairing, normed = case
+    H, G, D, n, window, softcap, form, pairing, normed = case
     torch.manual_seed(n)
     held, block, splits = [n, max(0, n - 3)], 16, 4
     places = (n // block + 2) * block
@@ -107,14 +110,15 @@ def test_attention_of_a_new_token(case, paged, dtype):
         cos, sin = cos.repeat_interleave(2, 1), torch.stack([-sin, sin], -1).flatten(1)
     cos, sin = (t.float().to(DEVICE).contiguous() for t in (cos, sin))
     gain = normal(D, dtype=dtype)
-    slopes = torch.rand(H, device=DEVICE) if sloped else None
+    bias = None if form is None else forms(H)[form]
+    on_device = None if bias is None else score_bias.device_bias(bias, torch.device(DEVICE))
     sinks = normal(H, dtype=dtype) if window else None
     out = torch.empty(2, H * D, device=DEVICE, dtype=dtype)
     head_norm = decode.HeadNorm(gain, 1e-6, 0.0) if normed else None
-    stores = torch.tensor([decode.store_numbers(k, v)], device=DEVICE)
+    stores = torch.tensor([decode.store_numbers([k, v])], device=DEVICE)
     decode.decode(
         qkv, out, stores, 0, rows, work, heads=H, kv_heads=G, key_dim=D, value_dim=D, scale=D**-0.5, softcap=softcap,
-        window=window, slopes=slopes, sinks=sinks, q_norm=head_norm, k_norm=head_norm, keys=32, least=32,
+        window=window, bias=on_device, sinks=sinks, q_norm=head_norm, k_norm=head_norm, keys=32, least=32,
         rotation=decode.RopeTables(cos, sin, turned, pairing) if pairing else None,
     )  # fmt: skip
 
@@ -141,8 +145,8 @@ def test_attention_of_a_new_token(case, paged, dtype):
         scores = (q[:, None] * keys).sum(-1) * D**-0.5
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        if slopes is not None:
-            scores = scores - slopes.double()[:, None] * (m - torch.arange(m + 1, device=DEVICE))
+        if bias is not None:
+            scores = scores + bias_values(bias, H, m + 1)[:, m].to(DEVICE)
         if window:
             scores[:, : max(0, m + 1 - window)] = float("-inf")
         if sinks is not None:

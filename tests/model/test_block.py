@@ -12,11 +12,19 @@ from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
 from vantage.model.norms import LayerNorm, RMSNorm
 from vantage.position import T5, Rope
-from vantage.spec.model import POST, PRE, SANDWICH, Layer, ModelSpec, Parallel
+from vantage.spec.model import POST, PRE, SANDWICH, Layer, ModelSpec, Parallel, Wiring
 from vantage.spec.parts import EncoderOutput
 from vantage.spec.positions import Positions
 
-WIRINGS = {"pre": PRE, "post": POST, "sandwich": SANDWICH, "parallel": Parallel(), "two norms": Parallel(norms=2)}
+WIRINGS = {
+    "pre": PRE,
+    "post": POST,
+    "sandwich": SANDWICH,
+    "kept": Wiring(kept=2.5),
+    "normed and kept": Wiring(normed=True, kept=0.5),
+    "parallel": Parallel(),
+    "two norms": Parallel(norms=2),
+}
 LAYER = Layer(GroupedQuery(2, bias=True), FeedForward(6, "gelu"), LayerNorm(), qk=(Rope(),))
 
 
@@ -37,6 +45,8 @@ FORMULAS = {
     "pre": lambda x, f, norm: x + f(norm["before"](x)),
     "post": lambda x, f, norm: norm["outer"](x + f(x)),
     "sandwich": lambda x, f, norm: x + norm["after"](f(norm["before"](x))),
+    "kept": lambda x, f, norm: 2.5 * x + f(norm["before"](x)),
+    "normed and kept": lambda x, f, norm: 0.5 * norm["before"](x) + f(norm["before"](x)),
 }
 
 
@@ -52,7 +62,7 @@ def test_one_after_the_other(wiring, crossed):
     for step in block.steps:
         norms = {"before": step.before, "after": step.after, "outer": step.outer}
         made = {name for name, norm in norms.items() if isinstance(norm, torch.nn.LayerNorm)}
-        assert made == {"pre": {"before"}, "post": {"outer"}, "sandwich": {"before", "after"}}[wiring]
+        assert made == {"post": {"outer"}, "sandwich": {"before", "after"}}.get(wiring, {"before"})
         wanted = FORMULAS[wiring](wanted, lambda t, step=step: step.sublayer(t, here(source)), norms)
     torch.testing.assert_close(block(x, here(source)), wanted)
 

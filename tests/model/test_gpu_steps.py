@@ -24,6 +24,11 @@ MODELS = {
     "window": {"position": "rope", "window": 4},
     "bias": {"position": "rope", "bias": True},
     "layer-norm": {"position": "none", "norm": "layer", "ffn": "gelu", "bias": True},
+    "t5": {"position": vt.T5(buckets=8, max_distance=10), "kv_heads": 1},
+    "t5, window": {"position": "t5", "window": 4},
+    "kerple": {"position": "kerple"},
+    "kerple, power": {"position": vt.Kerple("power"), "kv_heads": 1},
+    "fire": {"position": vt.Fire(hidden=5, init_L=16.0)},
 }
 
 
@@ -187,14 +192,48 @@ def test_the_same_bits_alone_and_after_another_cache():
     assert steps.ahead([prompt[-1]], [contiguous], 3, [GREEDY]).read().tokens == results[0].tokens
 
 
+@pytest.mark.parametrize("name", ["rope", "t5, window"])
+@pytest.mark.parametrize("kind", ["paged", "quantised", "static"])
+@torch.inference_mode()
+def test_keys_and_values_in_8_bits(kind, name, monkeypatch):
+    """Chunks and steps keep the numbers that the modules keep, and see what is kept, the new token's included."""
+    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (4, 8))
+    model = built(**MODELS[name])
+    model.kv_dtype = "int8"
+    steps = steps_of(model)
+    tokens = [(7 * i + 3) % 61 for i in range(24)]
+    caches = [model.new_cache(1, kind=kind, capacity=64, **({"block": 4} if kind == "paged" else {})) for _ in "ab"]
+    model.kernel = "reference"
+    model.hidden(torch.tensor([tokens], device=DEVICE), cache=caches[1])
+    at, cache = 0, caches[0]
+    for n in (3, 20):
+        pos = Positions.arange(1, n, at, device=DEVICE)
+        cache.begin(pos)
+        x = model.embed(torch.tensor([tokens[at : at + n]], device=DEVICE), pos, None)
+        assert steps.hidden(x, pos, cache) is not None
+        cache.commit()
+        at += n
+    [[token]] = steps.ahead([tokens[-1]], [cache], 1, [GREEDY]).read().tokens
+    logits = model(torch.tensor([tokens], device=DEVICE))[0, -1]
+    assert token == int(logits.argmax())
+    assert cache.layers[0].store.paths == {"graph of a chunk": 23, "graph": 1}
+    for mine, other in zip(cache.layers, caches[1].layers, strict=True):
+        read = [one.store.read(one.ledger.look())[:2] for one in (mine, other)]
+        for got, want in zip(*read, strict=True):
+            assert float((got - want).abs().max()) < 0.02 * float(want.abs().max()), "a number next to it, at the most"
+            assert float(((got - want).abs() > 1e-4).float().mean()) < 0.01, "and that seldom"
+
+
 @torch.inference_mode()
 def test_what_it_cannot_take_changes_nothing():
     model = built(**MODELS["learned"])
     steps = steps_of(model)
-    quantised = model.new_cache(1, kind="quantised")
-    model.hidden(torch.tensor([[1, 2, 3]], device=DEVICE), cache=quantised)
-    assert steps.ahead([4], [quantised], 2, [GREEDY]) is None
-    assert quantised.tokens == (3,)
+    model.kv_dtype = "float16"
+    rounded = model.new_cache(1)
+    model.hidden(torch.tensor([[1, 2, 3]], device=DEVICE), cache=rounded)
+    assert steps.ahead([4], [rounded], 2, [GREEDY]) is None
+    assert rounded.tokens == (3,)
+    model.kv_dtype = None
     full = rows_of(model, [list(range(60))])[0]
     assert steps.ahead([5], [full], 10, [GREEDY]) is None, "past the last row of the table"
     assert full.tokens == (59,)
@@ -209,10 +248,6 @@ def test_what_has_no_form_on_a_gpu_is_named():
 
 
 PARTS = {
-    "t5": {"position": "t5"},
-    "t5, window": {"position": "t5", "window": 4},
-    "kerple": {"position": "kerple"},
-    "fire": {"position": "fire"},
     "cope": {"position": "cope"},
     "fox": {"position": "fox"},
     "shaw": {"position": "shaw"},
@@ -226,6 +261,8 @@ LATENTS = {
     "softcap, sinks": {"attention": vt.Latent(2, **LATENT, scores=vt.Scores(softcap=2.0, sinks=True))},
     "three heads": {"attention": vt.Latent(3, **{**LATENT, "kv_rank": 12, "value_dim": 6})},
     "alibi": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "alibi"},
+    "t5": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "t5"},
+    "fire": {"attention": vt.Latent(2, **{**LATENT, "rope_dim": 0}), "position": "fire"},
 }
 
 
@@ -290,7 +327,7 @@ def test_fewer_latents_at_a_time_where_a_processor_has_less_memory():
 @torch.inference_mode()
 def test_modules_run_ahead_while_their_pool_grows():
     """A pool whose buffers become others; and rows that end, whose places a bucket of rows must not write."""
-    model = of_parts("t5")
+    model = of_parts("fox")
     steps = steps_of(model)
     prompts = [[1, 2, 3, 4, 5], [9, 8], [7, 7, 7]]
     base = model.new_cache(1, kind="paged", block=4)
@@ -314,7 +351,7 @@ def test_modules_run_ahead_while_their_pool_grows():
 
 @torch.inference_mode()
 def test_a_static_cache_under_graphs_of_modules():
-    model = of_parts("t5")
+    model = of_parts("fox")
     steps = steps_of(model)
     tokens = torch.randint(61, (2, 9), device=DEVICE)
     cache = model.new_cache(2, kind="static", capacity=40)
@@ -344,7 +381,7 @@ def test_what_makes_no_graph_is_named():
 
 @torch.inference_mode()
 def test_graphs_go_with_the_pool_they_read():
-    model = of_parts("t5")
+    model = of_parts("fox")
     steps = steps_of(model)
     for _ in range(3):
         caches = rows_of(model, [[1, 2, 3]])
@@ -391,3 +428,29 @@ def test_layers_that_are_kept_off_the_device_come_in_between(rows, monkeypatch):
     (hidden, *tokens), (off_hidden, *off_tokens) = results
     assert torch.equal(off_hidden, hidden)
     assert off_tokens == tokens
+
+
+@torch.inference_mode()
+def test_a_learned_bias_of_a_layer_that_is_kept_off_the_device_is_left_to_the_modules():
+    """What the layer runs with holds another layer's numbers when it is lowered. One table for all layers stays."""
+    for position, why in (("kerple", "a learned score bias of a layer"), ("t5", None)):
+        model = vt.build(vt.decoder(vocab=61, width=32, layers=3, heads=2, position=position), seed=1).eval().to(DEVICE)
+        prompt = [1, 2, 3, 4, 5, 6]
+        want = int(last_logits(model, prompt).argmax())
+        stream_layers(model, DEVICE, (0, 1))
+        steps = steps_of(model)
+        assert (steps.modules is None) == (why is None)
+        assert steps.modules is None or steps.modules.why.startswith(why)
+        assert steps.ahead([prompt[-1]], rows_of(model, [prompt]), 1, [GREEDY]).read().tokens == [[want]]
+
+
+@pytest.mark.parametrize("name", ["t5", "kerple", "fire"])
+def test_a_learned_bias_that_changes_is_seen(name):
+    """The kernels read what was made of its parameters."""
+    model = built(**MODELS[name])
+    steps = steps_of(model)
+    assert not steps.stale()
+    bias = model.blocks[-1].steps[0].sublayer.scorer.bias
+    with torch.no_grad():
+        next(bias.parameters()).add_(1.0)
+    assert steps.stale()

@@ -52,7 +52,7 @@ def generate(
     cache: bool = True,
     stats: bool = False,
 ) -> Any:
-    """Go on from prompts: a text, tokens or messages (role and content), or a list of these.
+    """Generate text from prompts: a text, tokens or messages (role and content), or a list of these.
 
         answer = vt.generate(model, "The capital of France is", max_tokens=16)
         print(answer)                       # its text; answer.tokens, answer.finish_reason, ...
@@ -62,29 +62,29 @@ def generate(
     Returns a ``Generation`` for one prompt and a list for a list; with ``n`` above 1, a list of samples
     in the place of each; with ``stream=True``, a ``Stream`` of ``Piece``.
 
-    How tokens are chosen: ``temperature`` (0, the default, always takes the likeliest), ``top_k``, ``top_p``,
+    Sampling: ``temperature`` (0, the default, is greedy), ``top_k``, ``top_p``,
     ``min_p``, ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias`` (by token) and
-    ``seed``, as elsewhere.
+    ``seed``, with their usual meaning.
 
-    Where an answer ends: after ``max_tokens``; at ``stop`` (strings and tokens); at the model's own end of text or
-    turn, unless ``ends=False``. It warns (``vt.ContextWarning``) where a text goes past the context that the model was
-    made for, and counts such tokens (``beyond_context``); where positions end, an answer ends too.
+    When to stop: after ``max_tokens``; at ``stop`` (strings and tokens); at the model's own end-of-text or end-of-turn
+    token, unless ``ends=False``. Beyond the model's context length it warns (``vt.ContextWarning``) and counts the
+    tokens (``beyond_context``); a model with a last position stops there.
 
-    What it must look like: ``schema``, a JSON schema or a class (pydantic's ``BaseModel``, a dataclass, a
-    ``TypedDict``), and ``answer.parsed`` is an object of it; ``regex``; or a ``constraint`` of one's own.
+    Constrained output: ``schema``, a JSON schema or a class (pydantic's ``BaseModel``, a dataclass, a ``TypedDict``),
+    for which ``answer.parsed`` is an object of it; ``regex``; or a ``constraint`` of your own.
 
-    What is read: with ``chat`` a text is what a user says to a chat model. ``images`` for a model with a vision tower:
-    paths, bytes of files, Pillow images or tensors (3, H, W), in the order of their places in the prompt (with ``chat``
-    before the text); for a list of prompts, a list for each. Messages may hold them as well, as parts ``{"type":
-    "image", "image": ...}``. An encoder-decoder reads the prompt as its
-    source and begins with the token ``start`` (default: as its config says).
+    Input: with ``chat`` a text is sent as a user's message, with the chat template. ``images`` for a model with a
+    vision tower: paths, bytes of files, Pillow images or tensors (3, H, W), in the order of their places in the
+    prompt (with ``chat`` before the text); for a list of prompts, a list for each. Messages may hold them as well, as
+    parts ``{"type": "image", "image": ...}``. An encoder-decoder reads the prompt as its source and begins with the
+    token ``start`` (default: as its config says).
 
-    What is told: ``logprobs``, of each token and so many others; ``stats``, what was computed, reused and held, the
-    same for all answers of a call.
+    Additional output: ``logprobs``, of each token and of so many alternatives; ``stats``, what was computed, reused and
+    cached, the same for all answers of a call.
 
-    How it runs: ``batch_invariant``, bit for bit what each prompt gives alone, at the cost of a pass for each;
-    ``draft``, guess ahead with ``vt.Lookup()`` or ``vt.DraftModel(small)``, one prompt after another; ``cache=False``,
-    compute everything anew for every token.
+    Execution: ``batch_invariant``, the same bits as each prompt alone, at the cost of a pass for each; ``draft``,
+    speculative decoding with ``vt.Lookup()`` or ``vt.DraftModel(small)``, one prompt after another; ``cache=False``,
+    recompute the whole text for every token.
     """
     check_model(model)
     penalties = (repetition_penalty, presence_penalty, frequency_penalty)

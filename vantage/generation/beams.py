@@ -91,16 +91,16 @@ def beam_search(
     kind: str | CacheKind = "contiguous",
     source: Tensor | EncoderOutput | None = None,
 ) -> Any:
-    """The likeliest texts that go on from prompts, which may be what ``vt.generate`` takes.
+    """Beam search: the most likely continuations of prompts, in any form that ``vt.generate`` takes.
 
         print(vt.beam_search(model, "The capital of France is", max_tokens=16, beams=4))
 
-    Returns a ``BeamResult`` for one prompt and a list for a list. ``beams``: how many texts are kept side by side, or
-    a ``vt.Beams``. A text ends with a ``stop`` token, with the model's own unless ``ends=False``, or after
+    Returns a ``BeamResult`` for one prompt and a list for a list. ``beams``: the number of beams, or a ``vt.Beams``. A
+    text ends with a ``stop`` token, with the model's own end token unless ``ends=False``, or after
     ``max_tokens``. ``chat`` and ``start`` are those of ``vt.generate``; ``kind`` is that of the cache. With a
     ``source`` for an encoder-decoder, the prompt is what its answer begins with.
 
-    Where frequencies depend on the length, the whole search runs at one that holds all of it.
+    If RoPE's frequencies depend on the length, the whole search uses one length that holds all of it.
     """
     check_model(model)
     beams = Beams(beams) if isinstance(beams, int) else beams

@@ -73,11 +73,11 @@ _UNKNOWN = "\0"  # in no text that a template writes: what ends so is never gone
 
 @final
 class Conversation:
-    """Turns with one model over one cache.
+    """A chat with a model that keeps its key/value cache between turns.
 
-    The format writes the whole conversation out every turn, and what the cache holds of it is kept. So
-    messages may be edited (``messages``), and templates may rewrite history: only what comes after the
-    first change is computed again. ``format``: the model's chat template with ``variables``, unless given.
+    Each turn renders the whole conversation, and the cached beginning of it is reused. So messages may be edited
+    (``messages``), and templates may rewrite history: only what follows the first change is computed again. ``format``:
+    by default the model's chat template with ``variables``.
     """
 
     def __init__(

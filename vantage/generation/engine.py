@@ -39,24 +39,22 @@ from vantage.spec.images import PreparedImage
 class Engine:
     """Continuous batching: requests join and leave between steps.
 
-    ``capacity``: tokens of the cache in all, in blocks of ``block`` (``None``: it grows). ``rows``: how
-    many samples run at once. ``queue``: how many requests may wait. ``chunk``: prompt tokens computed
-    between tokens of the others (default: 256 on a CPU, 2,048 on a GPU). ``share_prefixes``: keep what was
-    computed for requests that begin alike, each tenant's for itself unless ``share_tenants``; an
-    encoder-decoder shares none. When blocks run out, unused prefixes go first, the least recently used
-    before the others (a cache that grows keeps the last 64); then the request that ranks last is put back
-    and computed again later.
+    ``capacity``: size of the key/value cache in tokens, in blocks of ``block`` (``None``: it grows). ``rows``:
+    maximum batch, in samples. ``queue``: how many requests may wait. ``chunk``: chunked prefill, prompt tokens per
+    step (default: 256 on a CPU, 2,048 on a GPU). ``share_prefixes``: prefix caching for requests that begin alike,
+    separately for each tenant unless ``share_tenants``; not for encoder-decoders. When blocks run out, unused
+    prefixes are dropped, the least recently used first (a cache that grows keeps the last 64); then the request with
+    the lowest priority is preempted and computed again later.
 
-    ``batch_invariant``: every request's tokens are bit for bit those of a run alone with the same
-    ``chunk``, on the same machine with the same number of threads. The price: each
-    row is a pass of its own, so B rows take about B times as long as one, and keys and values are
-    copied for every pass; prefixes are shared in whole chunks of prompts only; and what a preempted
-    request had generated is computed again token by token.
+    ``batch_invariant``: every request's tokens are bit for bit those of a run alone with the same ``chunk``, on the
+    same machine with the same number of threads. Each row is then a pass of its own, so B rows take about B times as
+    long as one, and keys and values are copied for every pass; prefixes are shared in whole chunks of prompts only;
+    and what a preempted request had generated is computed again token by token.
 
-    ``cache=False`` computes everything anew for every token, to show what a cache is worth.
+    ``cache=False`` recomputes the whole text for every token, for comparison.
 
-    ``adapters``: models by name that ``with_adapter`` made of this one. A request may name one. Requests of all of them
-    share queue, rows and blocks; rows of one adapter are one pass, and prefixes are shared within an adapter only.
+    ``adapters``: models by name, made from this one by ``with_adapter``. A request may name one. All requests share
+    queue, batch and blocks; the rows of one adapter are one pass, and prefixes are shared within an adapter only.
 
     ``peers``: the processes that run this engine together, each with a share of the model (``generation/peers.py``).
 

@@ -64,7 +64,10 @@ class Draft(Protocol):
 @final
 @dataclass(frozen=True)
 class Lookup:
-    """What followed the last time that the newest ``longest`` … ``shortest`` tokens occurred (Saxena 2023)."""
+    """Prompt-lookup speculative decoding (Saxena 2023).
+
+    It guesses what followed the last occurrence of the newest ``longest`` … ``shortest`` tokens.
+    """
 
     tokens: int = 8
     longest: int = 4
@@ -112,7 +115,7 @@ class _LookupGuesser:
 @final
 @dataclass(frozen=True, eq=False)
 class DraftModel:
-    """Guesses by another model with the same vocabulary."""
+    """Speculative decoding with a smaller model of the same vocabulary."""
 
     model: Model
     tokens: int = 4

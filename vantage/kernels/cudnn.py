@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
+from vantage.kernels.compiler_constants import constant_when_compiled
 from vantage.kernels.cudnn_operator import attend, forward_op, side_by_side, suits
 from vantage.kernels.documents import document_starts
-from vantage.kernels.fused import Fused, constant_when_compiled
+from vantage.kernels.fused import Fused
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.forms import Slope, alibi_slopes

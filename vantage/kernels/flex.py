@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from vantage.kernels.compiler_constants import constant_when_compiled
 from vantage.kernels.sdpa import CHEAP_MASK_SIZE
 from vantage.spec.masks import Everything, Mask, visible
 from vantage.spec.normalisers import NOT_SOFTMAX
@@ -169,9 +170,14 @@ def _compiled() -> Callable[..., tuple[Tensor, AuxOutput]]:
     return call
 
 
-@functools.cache
+@constant_when_compiled
 def cannot_compile(device: str) -> str | None:
     """Why torch.compile cannot work on this machine; ``None``: it can. Triton, on a GPU, needs a compiler too."""
+    return _cannot_compile(device)
+
+
+@functools.cache
+def _cannot_compile(device: str) -> str | None:
     compilers = ("c++", "g++", "clang++") if device == "cpu" else ("cc", "gcc", "clang")
     if not any(shutil.which(compiler) for compiler in compilers):
         return f"torch.compile needs a compiler ({', '.join(compilers)}) and this machine has none"

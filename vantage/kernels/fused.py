@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
+from vantage.kernels.compiler_constants import constant_when_compiled
 from vantage.kernels.documents import document_blocks, documents_alone
 from vantage.kernels.fused_bias import (
     BiasTensors,
@@ -44,8 +43,6 @@ from vantage.spec.masks import visible
 from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair, Positions
 from vantage.spec.registry import Entry
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # of a head
@@ -110,13 +107,6 @@ class Fused:
 
 
 # ---- what it refuses
-
-
-def constant_when_compiled(function: F) -> F:
-    """What ``torch.compiler.assume_constant_result`` sets. That brings torch's whole compiler along, which would take a
-    third of the time that ``import vantage`` takes, for everybody."""
-    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
-    return function
 
 
 @constant_when_compiled

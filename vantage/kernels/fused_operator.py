@@ -174,7 +174,8 @@ def _bias_gradients(plan: FusedPlan, one: Tensor, two: Tensor, row_sums: Tensor)
     if form not in TABLES:
         return one.sum((0, 2)), None if form == SLOPE else two.sum((0, 2))
     if form == TABLES[0]:
-        one, row_sums = one.sum((0, 2)), row_sums.sum((0, 2))
+        row_sums = row_sums.sum((0, 2))
+        one = one if plan.banks else one.sum((0, 2))  # where tiles are ready made, rows have been added up
     rest = row_sums - one[..., :-1].sum(-1)
     return torch.cat((one[..., :-1], rest[..., None]), -1), None
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from vantage.errors import BadInput, Refused, unknown
+from vantage.errors import BadInput, KernelRefused, Refused, unknown
 from vantage.kernels import blocks, flex
 from vantage.kernels.flex import cannot_compile
 from vantage.kernels.sdpa import CHEAP_MASK_SIZE
@@ -97,7 +97,7 @@ def chooser(kernel: str | Kernel) -> Choose:
 
     def choose(need: Need, q: Tensor, view: View) -> Kernel:
         if (why := named.refuses(need, q, view)) is not None:
-            raise Refused(f"the kernel {named.name!r} was requested, but {why}; use kernel='auto'")
+            raise KernelRefused(named.name, why)
         return named
 
     return choose

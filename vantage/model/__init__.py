@@ -12,7 +12,7 @@ from vantage.spec.parts import Kernel
 
 
 def build(spec: ModelSpec, *, seed: int = 0, kernel: str | Kernel = "auto") -> Model:
-    """A model with fresh weights. The same seed gives the same weights; torch's own generator is left alone."""
+    """A model with new random weights. The same seed gives the same weights; torch's global generator is not used."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Model(spec, kernel=kernel)

@@ -138,7 +138,8 @@ class AltUpBlock(nn.Module):
 
 def _normed(step: nn.Module) -> bool:
     """Whether a residual connection norms the stream itself."""
-    return not isinstance(step, Residual) or step.normed or not isinstance(step.outer, nn.Identity)
+    plain = isinstance(step, Residual) and not step.normed and step.kept == 1.0
+    return not plain or not isinstance(step.outer, nn.Identity)
 
 
 class StreamsEnd(nn.Module):

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from vantage.model.part_errors import build_norm
 from vantage.spec.model import Layer, Parallel, Wiring
-from vantage.spec.native import Program
+from vantage.spec.native import CannotLower, Program
 from vantage.spec.parts import Context
 
 
 class Residual(nn.Module):
-    """outer(x + after(f(before(x))))."""
+    """outer(kept · x + after(f(before(x))))."""
 
     def __init__(self, sublayer: nn.Module, wiring: Wiring, layer: Layer, width: int):
         super().__init__()
@@ -22,15 +22,18 @@ class Residual(nn.Module):
             return build_norm(layer.norm, width) if wanted and not bare else nn.Identity()
 
         self.before, self.after, self.outer = norm(wiring.before), norm(wiring.after), norm(wiring.outer)
-        self.sublayer, self.normed = sublayer, wiring.normed
+        self.sublayer, self.normed, self.kept = sublayer, wiring.normed, wiring.kept
         self.dropout = nn.Dropout(layer.dropout)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         normed = self.before(x)
         kept = normed if self.normed else x
+        kept = kept if self.kept == 1.0 else self.kept * kept
         return self.outer(kept + self.dropout(self.after(self.sublayer(normed, ctx))))
 
     def native(self, program: Program, src: int, into: int | None) -> int:
+        if self.kept != 1.0:
+            raise CannotLower(f"a residual of {self.kept} times the input has no native form")
         normed = program.lower(self.before, src)
         kept = normed if self.normed else src
         if isinstance(self.after, nn.Identity) and isinstance(self.outer, nn.Identity) and kept == src:

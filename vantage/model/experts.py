@@ -78,7 +78,7 @@ class _TopK(nn.Module):
 
 @dataclass(frozen=True)
 class Experts:
-    """``count`` experts behind a router, and one that every token goes to if ``shared``."""
+    """A mixture of ``count`` experts with a router; with ``shared`` also one expert that every token uses."""
 
     expert: FeedForwardConfig
     count: int

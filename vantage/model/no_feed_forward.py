@@ -12,7 +12,7 @@ from vantage.spec.parts import Context
 
 @dataclass(frozen=True)
 class NoFeedForward:
-    """In the place of a feed-forward layer: nothing is added, and no norm stands before it."""
+    """No feed-forward layer: nothing is added, and there is no norm before it."""
 
     def describe(self) -> str:
         return "none"

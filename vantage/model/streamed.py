@@ -83,7 +83,8 @@ class CopiesOnStream:
         self._device, self._stream = device, torch.cuda.Stream(device)
         # when a buffer was filled last; inside a graph only what was launched there may be waited for
         self._filled: dict[tuple[bool, int], torch.cuda.Event] = {}
-        self._ticks = torch.zeros(1, dtype=torch.int32, device=device)
+        with torch.inference_mode(False):  # a tensor made in that mode could not be counted up outside of it
+            self._ticks = torch.zeros(1, dtype=torch.int32, device=device)
         self._pinned: list[Tensor] = []
         weakref.finalize(self, _unpin, self._pinned).atexit = False
 

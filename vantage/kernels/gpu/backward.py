@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.far import cubic, log2_of, log_slope_sums, log_terms, middle_and_along
+from vantage.kernels.gpu.far import log2_of, log_slope, log_terms, middle_and_along, moments, reciprocal
 from vantage.kernels.gpu.pieces import easy_keys, easy_queries, empty_sums, piece_sums, store_sums, with_pieces
 from vantage.kernels.gpu.tiles import (
     LENGTHS,
@@ -83,14 +83,15 @@ def _bias_sums(
     if FORM == LOG and FAR:
         p = tl.load(P1 + h)
         middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, off, BLOCK)
+        middle = tl.reshape(middle, [BLOCK])
         c0, c1, c2, c3 = log_terms(middle, p, BLOCK, APPROXIMATE)
-        one -= tl.sum(ds * cubic(along, c0, c1, c2, c3), 1) / LOG2E
-        _, by_p = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, p, BLOCK)
-        two -= by_p * tl.load(P0 + h)
+        x0, x1, x2, x3 = moments(ds, along)
+        one -= (c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3) / LOG2E
+        two -= log_slope(middle, x0, x1, x2, p, BLOCK) * tl.load(P0 + h)
     elif FORM == LOG:
         inner = 1.0 + tl.load(P1 + h) * x
         one -= tl.sum(ds * log2_of(inner, APPROXIMATE), 1) / LOG2E
-        two -= tl.sum(ds * (x / inner), 1) * tl.load(P0 + h)
+        two -= tl.sum(ds * (x * reciprocal(inner, APPROXIMATE)), 1) * tl.load(P0 + h)
     if FORM == POWER:
         log = log2_of(tl.where(x > 0, x, 1.0), APPROXIMATE)
         raised = tl.where(x > 0, tl.math.exp2(tl.load(P1 + h) * log), 0.0)

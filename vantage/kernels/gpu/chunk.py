@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, rotated, scored
+from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, in_8_bits, rotated
+from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 PLACED = 16  # tokens whose keys a program writes
@@ -45,12 +46,25 @@ def _slots(blocks, j, mask, BLOCK: tl.constexpr):
     return slot
 
 
+@triton.jit
+def _kept(numbers, g, D: tl.constexpr, E: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr):
+    """Where the keys and values of a head are, and their scales, if they are kept in 8 bits."""
+    KEPT: tl.constexpr = tl.int8 if INT8 else TYPE
+    k_from = g * tl.load(numbers + 3)
+    v_from = g * tl.load(numbers + 5)
+    k_base = tl.multiple_of(tl.load(numbers).to(tl.pointer_type(KEPT)) + k_from, 16)
+    v_base = tl.multiple_of(tl.load(numbers + 1).to(tl.pointer_type(KEPT)) + v_from, 16)
+    k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D
+    v_scales = tl.load(numbers + 7).to(tl.pointer_type(tl.float32)) + v_from // E
+    return k_base, v_base, k_scales, v_scales
+
+
 @triton.jit(do_not_specialize=["layer"])
 def place(
     qkv, queries, stores, held, count, pos, gone, table, cos, sin, q_gain, k_gain, layer, q_eps, q_offset, k_eps,
     k_offset, turned, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TOKENS: tl.constexpr,
     D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr, TURN: tl.constexpr, Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, TYPE: tl.constexpr,
+    K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """queries (T, H · D) turned, from qkv (T, queries | keys | values); keys turned and values, into the cache."""
     head = tl.program_id(1)
@@ -75,9 +89,7 @@ def place(
     else:
         g = head - H
         e = tl.arange(0, E_TILE)[None, :]
-        numbers = stores + layer * 8
-        k_base = tl.load(numbers).to(tl.pointer_type(TYPE)) + g * tl.load(numbers + 3)
-        v_base = tl.load(numbers + 1).to(tl.pointer_type(TYPE)) + g * tl.load(numbers + 5)
+        k_base, v_base, k_scales, v_scales = _kept(stores + layer * 8, g, D, E, TYPE, INT8)
         missing = 0
         if BLOCK:
             missing = tl.load(gone)
@@ -87,24 +99,31 @@ def place(
             raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
             size = tl.rsqrt(tl.sum(raw * raw, 1) / D + k_eps)[:, None]
         k = rotated(qkv, at, d, inside, cos + angle, sin + angle, k_gain, size, k_offset, D, turned, K_NORM, K_GAIN,
-                    TURN)  # fmt: skip
-        tl.store(k_base + slot * D + d, k.to(TYPE), mask=inside)
+                    TURN).to(TYPE)  # fmt: skip
         kept = (i < new)[:, None] & (e < E)
-        v = tl.load(qkv + row + (H + G) * D + g * E + e, mask=kept, other=0.0)
-        tl.store(v_base + slot * E + e, v.to(TYPE), mask=kept)
+        v = tl.load(qkv + row + (H + G) * D + g * E + e, mask=kept, other=0.0).to(TYPE)
+        if INT8:
+            k, k_scale = in_8_bits(k.to(tl.float32), 1)
+            v, v_scale = in_8_bits(v.to(tl.float32), 1)
+            tl.store(k_scales + slot, k_scale, mask=(i < new)[:, None])
+            tl.store(v_scales + slot, v_scale, mask=(i < new)[:, None])
+        tl.store(k_base + slot * D + d, k.to(k_base.dtype.element_ty), mask=inside)
+        tl.store(v_base + slot * E + e, v.to(v_base.dtype.element_ty), mask=kept)
 
 
 @triton.jit
 def _over_keys(
-    q, m, total, acc, k_base, v_base, blocks, start, end, last, seen, slope, scale, cap, window,
+    q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, end, last, seen, h, mine, bias_a, bias_b,
+    bias_one, bias_two, bias_width, scale, cap, window,
     D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr, TYPE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr,
+    WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What the queries make of the keys from start to end. ``seen``: the last that each of them sees; ``last``: the
     end of what is written. Not MASKED: all of them see all of these."""
     d = tl.arange(0, D_TILE)[None, :]
     e = tl.arange(0, E_TILE)[None, :]
+    first_seen = tl.min(seen)
     for begin in tl.range(start, end, KEYS, num_stages=STAGES):
         j = begin + tl.arange(0, KEYS)
         slot = _slots(blocks, j, j < last, BLOCK)[:, None]
@@ -115,8 +134,13 @@ def _over_keys(
             v_mask = v_mask & (j < last)[:, None]
         k = tl.load(k_base + slot * D + d, mask=k_mask, other=0.0)
         v = tl.load(v_base + slot * E + e, mask=v_mask, other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        s = scored(s, (seen[:, None] - j[None, :]).to(tl.float32), slope, scale, cap, SOFTCAP, SLOPES)
+        s = tl.dot(q, tl.trans(k.to(TYPE)), input_precision=PRECISION)
+        if INT8:
+            s *= tl.trans(tl.load(k_scales + slot, mask=(j < last)[:, None], other=0.0))
+        s = scored(
+            s, seen[:, None] - j[None, :], first_seen - begin - (KEYS - 1), h, mine, bias_a, bias_b, bias_one, bias_two,
+            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+        )  # fmt: skip
         if MASKED:
             sees = j[None, :] <= seen[:, None]
             if WINDOW:
@@ -130,7 +154,9 @@ def _over_keys(
         fade = tl.exp2(m - safe)
         total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None]
-        acc = tl.dot(p.to(TYPE), v, acc, input_precision=PRECISION)
+        if INT8:
+            p *= tl.trans(tl.load(v_scales + slot, mask=(j < last)[:, None], other=0.0))
+        acc = tl.dot(p.to(TYPE), v.to(TYPE), acc, input_precision=PRECISION)
         m = higher
     return m, total, acc
 
@@ -155,11 +181,12 @@ def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "splits"])
 def attend(
-    queries, out, stores, held, count, gone, table, slopes, sinks, sums, highest, totals, arrived, layer, tokens,
-    splits, scale, cap, window, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    D_TILE: tl.constexpr, E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr,
-    WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, STAGES: tl.constexpr,
+    queries, out, stores, held, count, pos, gone, table, bias_one, bias_two, sinks, sums, highest, totals, arrived,
+    layer, tokens, splits, scale, cap, window, bias_width, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr,
+    BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
+    INT8: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. At most
     ``splits`` programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins it."""
@@ -186,11 +213,7 @@ def attend(
     i = first + r // HEADS
     h = g * GROUP + r % HEADS
     mine = (r % HEADS < GROUP) & (i < new)
-    numbers = stores + layer * 8
-    k_base = tl.load(numbers).to(tl.pointer_type(TYPE)) + g * tl.load(numbers + 3)
-    v_base = tl.load(numbers + 1).to(tl.pointer_type(TYPE)) + g * tl.load(numbers + 5)
-    k_base = tl.multiple_of(k_base, 16)
-    v_base = tl.multiple_of(v_base, 16)
+    k_base, v_base, k_scales, v_scales = _kept(stores + layer * 8, g, D, E, TYPE, INT8)
     missing = 0
     if BLOCK:
         missing = tl.load(gone)
@@ -199,9 +222,8 @@ def attend(
     e = tl.arange(0, E_TILE)[None, :]
     q_at = queries + i.to(tl.int64)[:, None] * (H * D) + h[:, None] * D + d
     q = tl.load(q_at, mask=mine[:, None] & (d < D), other=0.0)
-    slope = tl.zeros((ROWS, 1), tl.float32)
-    if SLOPES:
-        slope = tl.load(slopes + h, mask=mine, other=0.0)[:, None]
+    at = (tl.load(pos) + i)[:, None]
+    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], at, mine[:, None], BIAS)
     seen = n + i
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -210,17 +232,19 @@ def attend(
     if not WINDOW:  # up to the first token's own key everybody sees everything
         whole = start + tl.maximum(tl.minimum(end, n + first + 1) - start, 0) // KEYS * KEYS
         m, total, acc = _over_keys(
-            q, m, total, acc, k_base, v_base, blocks, start, whole, last, seen, slope, scale, cap, window, D, E, D_TILE,
-            E_TILE, KEYS, BLOCK, False, SOFTCAP, SLOPES, WINDOW, PRECISION, TYPE, STAGES,
+            q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, whole, last, seen, h[:, None],
+            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE,
+            KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES,
         )  # fmt: skip
     m, total, acc = _over_keys(
-        q, m, total, acc, k_base, v_base, blocks, whole, end, end, seen, slope, scale, cap, window, D, E, D_TILE,
-        E_TILE, KEYS, BLOCK, True, SOFTCAP, SLOPES, WINDOW, PRECISION, TYPE, STAGES,
+        q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, whole, end, end, seen, h[:, None], mine[:, None],
+        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE, KEYS, BLOCK, True,
+        SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES,
     )  # fmt: skip
     if active > 1:
-        at = i * H + h
+        first_at = i * H + h
         step = tokens * H
-        mine_at = at + split * step
+        mine_at = first_at + split * step
         tl.store(sums + mine_at.to(tl.int64)[:, None] * E + e, acc, mask=mine[:, None] & (e < E))
         tl.store(highest + mine_at, m, mask=mine)
         tl.store(totals + mine_at, total, mask=mine)
@@ -229,7 +253,7 @@ def attend(
         if before < active - 1:
             return
         tl.store(arrived + tile * G + g, 0)
-        m, total, acc = _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E)
+        m, total, acc = _joined(sums, highest, totals, first_at, e, mine, m, total, acc, active, step, E)
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     to = out + i.to(tl.int64)[:, None] * (H * E) + h[:, None] * E + e
@@ -302,13 +326,14 @@ def attend_chunk(
     scale: float,
     softcap: float | None = None,
     window: int = 0,
-    slopes: Tensor | None = None,
+    bias: DeviceBias | None = None,
     sinks: Tensor | None = None,
     rotation: RopeTables | None = None,
     q_norm: HeadNorm | None = None,
     k_norm: HeadNorm | None = None,
     tile: ChunkTile | None = None,
     least: int = LEAST,
+    int8: bool = False,
 ) -> None:
     """out (T, heads · value_dim) from qkv (T, queries | keys | values), both contiguous; ``queries``: room for as many,
     turned. ``stores``: (layers, ADDRESS) int64, as ``decode`` has them."""
@@ -317,7 +342,7 @@ def attend_chunk(
     k_gain, k_eps, k_offset = (None, 0.0, 0.0) if k_norm is None else (k_norm.gain, k_norm.eps, k_norm.offset)
     cos, sin, turned = (nothing, nothing, 0) if rotation is None else (rotation.cos, rotation.sin, rotation.turned)
     sizes = {
-        "H": heads, "G": kv_heads, "D": key_dim, "E": value_dim, "BLOCK": at.block, "TYPE": dtype,
+        "H": heads, "G": kv_heads, "D": key_dim, "E": value_dim, "BLOCK": at.block, "TYPE": dtype, "INT8": int8,
         "D_TILE": max(16, triton.next_power_of_2(key_dim)), "E_TILE": max(16, triton.next_power_of_2(value_dim)),
     }  # fmt: skip
     first: Launch = place
@@ -332,9 +357,10 @@ def attend_chunk(
     group = triton.next_power_of_2(heads // kv_heads)
     second: Launch = attend
     second[(kv_heads, triton.cdiv(tokens * group, tile.rows), tile.splits)](
-        queries, out, stores, at.held, at.count, at.gone, at.table, nothing if slopes is None else slopes,
-        nothing if sinks is None else sinks, *work, layer, tokens, tile.splits, scale, softcap or 1.0, window,
+        queries, out, stores, at.held, at.count, at.pos, at.gone, at.table, nothing if bias is None else bias.one,
+        nothing if bias is None else bias.two, nothing if sinks is None else sinks, *work, layer, tokens, tile.splits,
+        scale, softcap or 1.0, window, 0 if bias is None else bias.width,
         HEADS=group, ROWS=tile.rows, KEYS=tile.keys, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
-        SLOPES=slopes is not None, SINKS=sinks is not None, WINDOW=window > 0,
+        **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages, num_warps=tile.warps, **sizes,
     )  # fmt: skip

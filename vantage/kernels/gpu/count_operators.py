@@ -27,7 +27,7 @@ def attend(
     q, k, v = (common.aligned(x) for x in (q, k, v))
     B, H, T, _ = q.shape
     blocks = ceil_div(T, p.block)
-    strides = (*_strides(q, k, v, by_count, out), *common.sink_strides(sinks))
+    strides = (*_strides(q, k, v, by_count, out), *common.sink_strides(tensors[2]))
     kernel: Launch = count_forward.attend_by_count
     with common.on(q):
         kernel[(blocks * B * H,)](

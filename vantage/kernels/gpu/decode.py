@@ -7,6 +7,7 @@ last share. Where keys and values stand is read from the device, so that one CUD
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
@@ -99,17 +102,6 @@ def rotated(x, at, d, inside, cos, sin, gain, size, offset, D, turned, NORM: tl.
 
 
 @triton.jit
-def scored(s, distance, slope, scale, cap, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr):
-    """Scores in units of log2."""
-    s *= scale
-    if SOFTCAP:
-        s = cap * (2.0 * tl.sigmoid(2.0 * s / cap) - 1.0)
-    if SLOPES:
-        s -= slope * distance
-    return s * 1.4426950408889634
-
-
-@triton.jit
 def _combine(
     out, sums, highest, totals, sinks, b, g, active, H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     E: tl.constexpr, E_TILE: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, SINKS: tl.constexpr,
@@ -124,7 +116,7 @@ def _combine(
     valid = (i < active)[:, None] & (r < GROUP)[None, :]
     high = tl.load(highest + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
     part_totals = tl.load(totals + at, mask=valid, other=0.0, cache_modifier=".cg")
-    m = tl.max(high, 0)
+    m = tl.where(r < GROUP, tl.max(high, 0), 0.0)
     total = tl.sum(part_totals * tl.where(valid, tl.exp2(high - m[None, :]), 0.0), 0)
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=r < GROUP, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
@@ -146,6 +138,15 @@ def _combine(
 
 
 @triton.jit
+def in_8_bits(x, axis: tl.constexpr):
+    """Whole numbers from -127 to 127 and their scale, the largest magnitude along the axis over 127. To the nearest,
+    halves to the even one, as torch rounds: adding 1.5 · 2^23 leaves no bits for anything else."""
+    scale = tl.max(tl.abs(x), axis, keep_dims=True) / 127.0
+    whole = tl.div_rn(x, tl.broadcast_to(tl.maximum(scale, 1.1754943508222875e-38), x.shape))
+    return (whole + 12582912.0) - 12582912.0, scale
+
+
+@triton.jit
 def _ask(pointer):
     """Bring what is there nearer, without waiting for it."""
     tl.inline_asm_elementwise(
@@ -155,26 +156,28 @@ def _ask(pointer):
 
 @triton.jit
 def attend(
-    qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, slopes, sinks, sums, highest, totals, arrived,
-    layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset, turned,
+    qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, bias_one, bias_two, sinks, sums, highest,
+    totals, arrived, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
+    turned, bias_width,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, STAGES: tl.constexpr, PAGED: tl.constexpr, TURN: tl.constexpr,
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
-    SLOPES: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = H // G
     n = tl.load(held + b)
     place = tl.load(pos + b).to(tl.int64) * turned
     numbers = stores + layer * 8
-    k_base = tl.load(numbers).to(tl.pointer_type(TYPE))
-    v_base = tl.load(numbers + 1).to(tl.pointer_type(TYPE))
-    k_base += b * tl.load(numbers + 2) + g * tl.load(numbers + 3)
-    v_base += b * tl.load(numbers + 4) + g * tl.load(numbers + 5)
-    k_base = tl.multiple_of(k_base, 16)
-    v_base = tl.multiple_of(v_base, 16)
+    KEPT: tl.constexpr = tl.int8 if INT8 else TYPE
+    k_from = b * tl.load(numbers + 2) + g * tl.load(numbers + 3)
+    v_from = b * tl.load(numbers + 4) + g * tl.load(numbers + 5)
+    k_base = tl.multiple_of(tl.load(numbers).to(tl.pointer_type(KEPT)) + k_from, 16)
+    v_base = tl.multiple_of(tl.load(numbers + 1).to(tl.pointer_type(KEPT)) + v_from, 16)
+    k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D  # one for each token of a head
+    v_scales = tl.load(numbers + 7).to(tl.pointer_type(tl.float32)) + v_from // E
     missing = 0
     if PAGED:
         missing = tl.load(gone + b)
@@ -214,9 +217,7 @@ def attend(
         qkv, q_at, d[None, :], inside, cos + place, sin + place, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
         TURN,
     ).to(TYPE)  # fmt: skip
-    slope = tl.zeros((GROUP_TILE, 1), tl.float32)
-    if SLOPES:
-        slope = tl.load(slopes + h, mask=mine, other=0.0)[:, None]
+    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
 
     m = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_TILE,), tl.float32)
@@ -229,14 +230,21 @@ def attend(
             slot = tl.load(blocks + j // block, mask=valid, other=0).to(tl.int64) * block + j % block
         k = tl.load(k_base + slot[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
         v = tl.load(v_base + slot[:, None] * E + e[None, :], mask=valid[:, None] & (e < E)[None, :], other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        s = scored(s, (n - j).to(tl.float32)[None, :], slope, scale, cap, SOFTCAP, SLOPES)
+        s = tl.dot(q, tl.trans(k.to(TYPE)), input_precision=PRECISION)
+        if INT8:
+            s *= tl.load(k_scales + slot, mask=valid, other=0.0)[None, :]
+        s = scored(
+            s, (n - j)[None, :], n - begin - (KEYS - 1), h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
+            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+        )  # fmt: skip
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
         fade = tl.exp2(m - higher)
         total = total * fade + tl.sum(p, 1)
-        acc = acc * fade[:, None] + tl.dot(p.to(TYPE), v, input_precision=PRECISION)
+        if INT8:
+            p *= tl.load(v_scales + slot, mask=valid, other=0.0)[None, :]
+        acc = acc * fade[:, None] + tl.dot(p.to(TYPE), v.to(TYPE), input_precision=PRECISION)
         m = higher
 
     if split == active - 1:  # the new token
@@ -252,10 +260,24 @@ def attend(
             qkv, k_at, d, d < D, cos + place, sin + place, k_gain, new_size, k_offset, D, turned, K_NORM, K_GAIN, TURN
         ).to(TYPE)
         new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
-        tl.store(k_base + new_slot * D + d, new_k, mask=d < D)
-        tl.store(v_base + new_slot * E + e, new_v, mask=e < E)
-        new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)
-        new_s = scored(new_s, 0.0, 0.0, scale, cap, SOFTCAP, False)
+        if INT8:  # what is seen is what is kept
+            codes, k_scale = in_8_bits(new_k.to(tl.float32), 0)
+            tl.store(k_base + new_slot * D + d, codes.to(tl.int8), mask=d < D)
+            tl.store(k_scales + new_slot + tl.arange(0, 1), k_scale)
+            new_k = (codes * k_scale).to(TYPE)
+            codes, v_scale = in_8_bits(new_v.to(tl.float32), 0)
+            tl.store(v_base + new_slot * E + e, codes.to(tl.int8), mask=e < E)
+            tl.store(v_scales + new_slot + tl.arange(0, 1), v_scale)
+            new_v = (codes * v_scale).to(TYPE)
+        else:
+            tl.store(k_base + new_slot * D + d, new_k, mask=d < D)
+            tl.store(v_base + new_slot * E + e, new_v, mask=e < E)
+        new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)[:, None]
+        new_s = scored(
+            new_s, tl.zeros((1, 1), tl.int32), 0, h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
+            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+        )  # fmt: skip
+        new_s = tl.sum(new_s, 1)
         new_m = tl.maximum(m, new_s)
         new_p = tl.exp2(new_s - new_m)
         new_fade = tl.exp2(m - new_m)
@@ -294,12 +316,15 @@ def splits_for(rows: int, kv_heads: int, processors: int) -> int:
     return min(64, 1 << (wanted.bit_length() - 1))
 
 
-def store_numbers(k: Tensor, v: Tensor | None = None) -> list[int]:
-    """Where a layer's keys and values are: addresses, and strides of rows (0 in a pool) and heads. Without values: they
-    are the front of the keys."""
-    v = k if v is None else v
+def store_numbers(tensors: Sequence[Tensor]) -> list[int]:
+    """Where a layer's keys and values are: addresses, strides of rows (0 in a pool) and heads, and the addresses of
+    scales, of which there is one where a token of a head has its numbers in 8 bits. One tensor: values are the front of
+    the keys. Four: keys, their scales, values and theirs."""
+    kept = tensors[::2] if len(tensors) == 4 else tensors
+    k, v = kept[0], kept[-1]
+    scales = [t.data_ptr() for t in tensors[1::2]] if len(tensors) == 4 else [0, 0]
     strides = [(t.stride(0) if t.dim() == 4 else 0, t.stride(-3)) for t in (k, v)]
-    return [k.data_ptr(), v.data_ptr(), *strides[0], *strides[1], 0, 0]
+    return [k.data_ptr(), v.data_ptr(), *strides[0], *strides[1], *scales]
 
 
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -320,7 +345,7 @@ def decode(
     scale: float,
     softcap: float | None = None,
     window: int = 0,
-    slopes: Tensor | None = None,
+    bias: DeviceBias | None = None,
     sinks: Tensor | None = None,
     rotation: RopeTables | None = None,
     q_norm: HeadNorm | None = None,
@@ -328,15 +353,18 @@ def decode(
     keys: int = 128,
     least: int = 128,
     warps: int = 4,
+    int8: bool = False,
     dependent: bool = False,
 ) -> None:
-    """out (B, heads · value_dim) from qkv (B, queries | keys | values). ``stores``: (layers, ADDRESS) int64."""
+    """out (B, heads · value_dim) from qkv (B, queries | keys | values). ``stores``: (layers, ADDRESS) int64. ``int8``:
+    keys and values are kept in 8 bits with scales."""
     B, splits = len(qkv), work.sums.shape[1]
     nothing = rows.held
     q_gain, q_eps, q_offset = (None, 0.0, 0.0) if q_norm is None else (q_norm.gain, q_norm.eps, q_norm.offset)
     k_gain, k_eps, k_offset = (None, 0.0, 0.0) if k_norm is None else (k_norm.gain, k_norm.eps, k_norm.offset)
     cos, sin = (nothing, nothing) if rotation is None else (rotation.cos, rotation.sin)
-    optional = (cos, sin, q_gain, k_gain, slopes, sinks)
+    one, two = (None, None) if bias is None else (bias.one, bias.two)
+    optional = (cos, sin, q_gain, k_gain, one, two, sinks)
     extra = {"launch_pdl": True} if dependent else {}
     group, value_tile = triton.next_power_of_2(heads // kv_heads), max(16, triton.next_power_of_2(value_dim))
     if qkv.dtype is torch.float32 or key_dim > 128:
@@ -346,13 +374,13 @@ def decode(
         qkv, out, stores, rows.held, rows.pos, rows.gone, rows.table,
         *(nothing if t is None else t for t in optional), work.sums, work.highest, work.totals, work.arrived,
         layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
-        q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned,
+        q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned, 0 if bias is None else bias.width,
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
         AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
         PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.pairing,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
-        SOFTCAP=softcap is not None, SLOPES=slopes is not None, SINKS=sinks is not None, WINDOW=window > 0,
-        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], DEPENDENT=dependent,
-        num_warps=warps, **extra,
+        SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
+        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,
+        DEPENDENT=dependent, num_warps=warps, **extra,
     )  # fmt: skip

@@ -36,7 +36,7 @@ def attend(
     how |= {"HAS_SINKS": tensors[2] is not None, "ROWS": _rows(q, p, how)}
     how["num_warps"] *= how["ROWS"] // p.block
     blocks = ceil_div(T, how["ROWS"])
-    strides = (*_strides(q, k, v, qr, out), *common.sink_strides(sinks), *r.stride()[:2])
+    strides = (*_strides(q, k, v, qr, out), *common.sink_strides(tensors[2]), *r.stride()[:2])
     with common.on(q):
         _launch(
             distance_forward.attend_by_distance, blocks * B * H,

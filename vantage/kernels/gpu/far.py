@@ -23,6 +23,16 @@ def log2_of(x, APPROXIMATE: tl.constexpr):
 
 
 @triton.jit
+def reciprocal(x, APPROXIMATE: tl.constexpr):
+    """The special function unit's, within 1 in 2^23, or a division, which is some ten instructions."""
+    if APPROXIMATE:
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = 1.0 / x
+    return y
+
+
+@triton.jit
 def middle_and_along(qp, kp, m0, n0, off, BLOCK: tl.constexpr):
     """Where positions run on: the distances of a tile as one number for each row and one for each column, less than
     BLOCK / 2. A row is a query, or a key where tiles stand on their side."""
@@ -70,16 +80,20 @@ def power_terms(middle, p, BLOCK: tl.constexpr, APPROXIMATE: tl.constexpr):
 
 
 @triton.jit
-def log_slope_sums(ds, middle, along, p, BLOCK: tl.constexpr):
-    """Row sums of ds, and of ds times the derivative of log(1 + p·distance) by p, which is distance / (1 + p·distance):
-    in a far tile a parabola in ``along``. ``ds`` has a row for each of ``middle``, which has one number a row."""
+def moments(ds, along):
+    """Row sums of ds times powers of ``along``: what a tile adds to any polynomial in it."""
+    squared = along * along
+    return tl.sum(ds, 1), tl.sum(ds * along, 1), tl.sum(ds * squared, 1), tl.sum(ds * (squared * along), 1)
+
+
+@triton.jit
+def log_slope(middle, m0, m1, m2, p, BLOCK: tl.constexpr):
+    """Row sums of ds times the derivative of log(1 + p·distance) by p, which is distance / (1 + p·distance): in a far
+    tile a parabola in ``along``. ``m0`` to ``m2`` are ``moments``; ``middle`` has one number a row."""
     w = 1.0 / (1.0 + p * middle)
     half = p * w * (BLOCK / 2)
     hh = half * half
     c0 = middle + w * (BLOCK / 16) * half * hh
     c1 = w * (1.0 + 0.75 * hh)
     c2 = -p * w * w * (1.0 + hh)
-    total = tl.sum(ds, 1)
-    first = tl.sum(ds * along, 1)
-    second = tl.sum(ds * (along * along), 1)
-    return total, w * (c0 * total + c1 * first + c2 * second)
+    return w * (c0 * m0 + c1 * m1 + c2 * m2)

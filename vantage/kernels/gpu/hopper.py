@@ -121,7 +121,9 @@ def _scores(
     elif FORM == QUERY_AND_KEY:
         s = s + (gl.load(P1 + at * S + kj, mask=kj < S, other=0.0) * LOG2E)[None, :]
     elif FORM == TABLE and MASKED:
-        bank = gl.maximum(gl.minimum((m0 - n) // BLOCK + off // BLOCK + 1, banks - 1), 0)
+        bank = gl.maximum(
+            gl.minimum((m0 - n) // BLOCK + (off + 1073741824) // BLOCK - 1073741824 // BLOCK + 1, banks - 1), 0
+        )
         s = s + gl.load(P1 + ((h * banks + bank) * BLOCK + qi - m0)[:, None] * BLOCK + (kj - n)[None, :])
     if MASKED:
         qo = (qi + off)[:, None]

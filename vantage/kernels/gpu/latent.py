@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import FEWEST_SPLITS, NO_TURN, TYPES, HeadNorm, RopeTables, RowState, rotated, scored
+from vantage.kernels.gpu.decode import FEWEST_SPLITS, NO_TURN, TYPES, HeadNorm, RopeTables, RowState, rotated
+from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
 from vantage.spec.native import LatentDims
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -154,11 +155,12 @@ def _shares(n, window, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.cons
 
 @triton.jit(do_not_specialize=["layer"])
 def attend(
-    queries, stores, held, gone, table, slopes, sums, highest, totals, layer, table_width, block, scale, cap, window,
+    queries, stores, held, pos, gone, table, bias_one, bias_two, sums, highest, totals, layer, table_width, block,
+    scale, cap, window, bias_width,
     H: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, HEADS: tl.constexpr, HEADS_TILE: tl.constexpr,
     R_TILE: tl.constexpr, ROPE_TILE: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    PAGED: tl.constexpr, SOFTCAP: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
-    TYPE: tl.constexpr,
+    PAGED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr, WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """What a share of a row's latents gives to HEADS of its heads."""
     b, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -185,9 +187,7 @@ def attend(
     row = queries + (b.to(tl.int64) * H + h)[:, None] * (R + ROPE)
     content = tl.load(row + r, mask=mine[:, None] & (r < R), other=0.0)
     place = tl.load(row + R + d, mask=mine[:, None] & (d < ROPE), other=0.0)
-    slope = tl.zeros((HEADS_TILE, 1), tl.float32)
-    if SLOPES:
-        slope = tl.load(slopes + h, mask=mine, other=0.0)[:, None]
+    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
     m = tl.full((HEADS_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((HEADS_TILE,), tl.float32)
     acc = tl.zeros((HEADS_TILE, R_TILE), tl.float32)
@@ -203,7 +203,10 @@ def attend(
         if ROPE:
             key = tl.load(at + R + d, mask=valid[:, None] & (d < ROPE), other=0.0)
             s = tl.dot(place, tl.trans(key), s, input_precision=PRECISION)
-        s = scored(s, (n - 1 - j).to(tl.float32)[None, :], slope, scale, cap, SOFTCAP, SLOPES)
+        s = scored(
+            s, (n - 1 - j)[None, :], n - begin - KEYS, h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
+            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+        )  # fmt: skip
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
@@ -271,7 +274,7 @@ def decode_latent(
     scale: float,
     softcap: float | None = None,
     window: int = 0,
-    slopes: Tensor | None = None,
+    bias: DeviceBias | None = None,
     sinks: Tensor | None = None,
     rotation: RopeTables | None = None,
 ) -> None:
@@ -297,10 +300,11 @@ def decode_latent(
     )
     second: Launch = attend
     second[(B, sizes.heads // heads, splits)](
-        work.queries, stores, rows.held, rows.gone, rows.table, nothing if slopes is None else slopes, work.sums,
-        work.highest, work.totals, layer, *places, scale, softcap or 1.0, window, H=sizes.heads, R=sizes.rank,
+        work.queries, stores, rows.held, rows.pos, rows.gone, rows.table, nothing if bias is None else bias.one,
+        nothing if bias is None else bias.two, work.sums, work.highest, work.totals, layer, *places, scale,
+        softcap or 1.0, window, 0 if bias is None else bias.width, H=sizes.heads, R=sizes.rank,
         HEADS=heads, HEADS_TILE=max(LEAST_TILE, heads), SPLITS=splits, KEYS=keys, STAGES=stages,
-        SOFTCAP=softcap is not None, SLOPES=slopes is not None, WINDOW=window > 0, num_warps=WARPS, **tile,
+        SOFTCAP=softcap is not None, **form_constants(bias), WINDOW=window > 0, num_warps=WARPS, **tile,
         **roped, **precision,
     )  # fmt: skip
     third: Launch = expand

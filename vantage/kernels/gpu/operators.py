@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vantage.kernels.fused_operator import BY_KEY, COUNTS, DISTANCE_KEYS, NUMBERS, PIECES, TABLES, FusedPlan
 from vantage.kernels.gpu import backward, forward, values
+from vantage.kernels.gpu.table_gradient import empty_table, shares_tiles, table_gradient
 from vantage.spec.rounding import ceil_div, next_power_of_2
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -42,7 +43,7 @@ def attend(
         return out, lse
     B, H, T, _ = q.shape
     blocks = ceil_div(T, p.block)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(tensors[2]))
     kernel: Launch = forward.attend
     with on(q):
         kernel[(blocks * B * H,)](
@@ -67,7 +68,7 @@ def attend_on_hopper(
     two = two if tensors[WIDE_BANK] is None else bank
     B, H, T, D = q.shape
     blocks = ceil_div(T, hopper.BLOCK)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *sink_strides(tensors[2]))
     banks = bank.shape[1] if tensors[WIDE_BANK] is not None else 0
     kernel: Launch = hopper.attend
     with on(q):
@@ -97,7 +98,7 @@ def add_values(
     blocks, how = ceil_div(T, p.block), constants(q, k, v, p, factors)
     mass = q.new_zeros(B, H, T, p.width, dtype=torch.float32)
     one, two, sinks, q_places, k_places, ranges = tensors
-    strides = (*q.stride()[:3], *k.stride()[:3], *out.stride()[:3], *sink_strides(sinks))
+    strides = (*q.stride()[:3], *k.stride()[:3], *out.stride()[:3], *sink_strides(sinks if has_sinks else None))
     kernel: Launch = values.add_values
     del how["BANKED"]
     with on(q):
@@ -156,16 +157,20 @@ def attend_back(
             two = by_vector(grad, two)
             if p.one_sided:
                 shared[..., :T] -= two[..., -1]
+        by_tiles = shares_tiles(p)
+        if by_tiles:
+            table_gradient(q, k, v, grad, (line, shared), (one, two), one_sum, p, units(factors), how)
         launch = backward.query_gradients
         launch[(blocks * B * H,)](
             q, k, v, grad, line, shared, dq, one, two, one_sum, two_sum, q_places, k_places, key_ranges,
-            *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how, LEARNED=p.learned and p.form != BY_KEY,
+            *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how,
+            LEARNED=bool(p.learned and p.form != BY_KEY and not by_tiles),
         )  # fmt: skip
         launch = backward.key_gradients
         launch[(key_blocks * B * G,)](
             q, k, v, grad, line, shared, dk, dv, one, two, two_sum, q_places, k_places, query_ranges,
             *inputs, *dk.stride()[:3], *dv.stride()[:3], T, S, key_blocks, *numbers,
-            **how, LEARNED=p.learned and p.form == BY_KEY,
+            **how, LEARNED=bool(p.learned and p.form == BY_KEY),
         )  # fmt: skip
     return dq, dk, dv, one_sum, two_sum, delta
 
@@ -227,6 +232,8 @@ def empty_gradients(
     elif p.learned and p.form == PIECES:
         one = q.new_zeros(B, H, ceil_div(T, p.block), p.width, 4, dtype=torch.float32)
         two = q.new_empty(2, B, H, T, dtype=torch.float32)
+    elif shares_tiles(p):
+        one = empty_table(q, p)
     elif p.learned and p.form == BY_KEY:
         two = q.new_empty(B, H, k.shape[2], dtype=torch.float32)
     elif p.learned:
@@ -293,8 +300,10 @@ def _shared_memory(index: int) -> int:
     return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
 
 
-def sink_strides(sinks: Tensor) -> tuple[int, int, int]:
-    """Of sinks (H,) or (B, H, T)."""
+def sink_strides(sinks: Tensor | None) -> tuple[int, int, int]:
+    """Of sinks (H,) or (B, H, T), or of none: those of a tensor in their place would be compiled for."""
+    if sinks is None:
+        return 0, 0, 0
     return (0, sinks.stride(0), 0) if sinks.dim() == 1 else sinks.stride()[:3]  # pyright: ignore[reportReturnType] (three)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vantage.kernels.gpu.far import LOG2E, cubic, log2_of, log_slope_sums, log_terms, middle_and_along
+from vantage.kernels.gpu.far import LOG2E, cubic, log2_of, log_slope, log_terms, middle_and_along, moments
 
 HEADER = tl.constexpr(4)
 GROUP = tl.constexpr(4)  # break points that a far tile may have
@@ -159,7 +159,8 @@ def _row_sums(ds, r, qp, kp, m0, n0, off, c, BLOCK: tl.constexpr, FAR: tl.conste
     """Sums over keys of ds; of ds times the ratio; and of ds times the logarithm's derivative."""
     if FAR:
         middle, along = middle_and_along(qp[:, None], kp[None, :], m0, n0, off, BLOCK)
-        total, slope = log_slope_sums(ds, tl.reshape(middle, [BLOCK]), along, c, BLOCK)
+        total, first, second, _ = moments(ds, along)
+        slope = log_slope(tl.reshape(middle, [BLOCK]), total, first, second, c, BLOCK)
     else:
         d = tl.abs(qp[:, None] - kp[None, :]).to(tl.float32)
         total = tl.sum(ds, 1)

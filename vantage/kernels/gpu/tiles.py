@@ -17,6 +17,12 @@ NONE, SLOPE, LOG, POWER, TABLE, ROW_TABLE, QUERY_AND_KEY, PIECES = (tl.constexpr
 
 
 @triton.jit
+def floor_div(x, BLOCK: tl.constexpr):
+    """Of a number that may be negative, where a division of whole numbers rounds towards 0; ``BLOCK`` divides 2^30."""
+    return (x + 1073741824) // BLOCK - 1073741824 // BLOCK
+
+
+@triton.jit
 def place(PLACES, which: tl.constexpr, row, rows, i, n, FLOAT: tl.constexpr):
     """Order (0), position (1) or segment (2) of tokens i, -1 behind the last; PLACES is (3, rows, n)."""
     x = tl.load(PLACES + (which * rows + row).to(tl.int64) * n + i, mask=i < n, other=-1)
@@ -152,7 +158,7 @@ def biased(
     elif FORM == SLOPE and FULL and ONE_SIDED:
         x = x + tl.load(P0 + h) * LOG2E * (kp - q0).to(tl.float32)
     elif FORM == TABLE and BANKED and not FULL:
-        bank = tl.maximum(tl.minimum((m0 - n0) // BLOCK + off // BLOCK + 1, banks - 1), 0)
+        bank = tl.maximum(tl.minimum((m0 - n0) // BLOCK + floor_div(off, BLOCK) + 1, banks - 1), 0)
         x = x + tl.load(P1 + ((h * banks + bank) * BLOCK + i - m0) * BLOCK + kj - n0)
     elif FORM == PIECES:
         x, _, _, _ = with_pieces(

@@ -16,7 +16,7 @@ from torch import Tensor
 from vantage.kernels.gpu import chunk, decode, packed_rows
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
-from vantage.model.lowered.row_steps import attention_options, run_step, slopes_of, sums_for
+from vantage.model.lowered.row_steps import attention_options, bias_of, run_step, sums_for
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
 from vantage.model.placement import Placement
 from vantage.spec.parts import Shape
@@ -47,7 +47,7 @@ class ChunkBuffers:
             self.queries = torch.empty(most * width, dtype=program.dtype, device=device)
             self.shares = {shape: _shares(shape, program.dtype, device) for shape in {*shapes}}
             self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
-            self.slopes = [slopes_of(step, device) for step in program.attentions]
+            self.biases = [bias_of(step, device) for step in program.attentions]
             self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
         self.numbers: np.ndarray | None = None  # what ``stores`` says
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -131,7 +131,8 @@ class ChunkGraph:
             step.index,
             self._places[self._shape.ledgers[step.index]],
             memory.shares[s],
-            slopes=memory.slopes[step.index],
+            bias=memory.biases[step.index],
             rotation=None if turn is None else self._rotations[id(turn.tables)],
+            int8=self._shape.int8,
             **attention_options(step),
         )

@@ -131,6 +131,7 @@ class GpuProgram(ProgramBuffers):
     dtype: torch.dtype = torch.float32
     steps: list[GpuStep] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)  # read where they lie, so they must stay there
+    learned: list[Tensor] = field(default_factory=list)  # what numbers of its steps were made of
     hidden: int = 0  # the buffer of what goes into the head
     body_steps: int = 0  # those before the head's
     # by the buffer and column of the heads, until they attend
@@ -207,6 +208,7 @@ class GpuProgram(ProgramBuffers):
         q_norm, k_norm = (self._norms.pop((qkv, column), None) for column in columns)
         turn = self._turn_of(*((qkv, column) for column in columns))
         self._hold(scores.sinks)
+        self.learned += scores.learned
         attended = self.buffer("attended", shape.heads * shape.value_dim)
         self.steps.append(AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm))
         return attended
@@ -219,6 +221,7 @@ class GpuProgram(ProgramBuffers):
             raise CannotLower(f"{type(form.norm).__name__} of a latent, or norms of its heads, have no form on a GPU")
         turn = self._turn_of((q, sizes.nope), (kv, sizes.rank))
         self._hold(scores.sinks, norm.weight, form.k_up, form.v_up)
+        self.learned += scores.learned
         attended = self.buffer("attended", sizes.heads * sizes.values)
         self.steps.append(LatentStep(kv, q, attended, index, form, norm, scores, turn))
         return attended
@@ -327,8 +330,11 @@ def lower_for_gpu(model: Any) -> GpuProgram:
     for i, block in enumerate(model.blocks):
         off = i in model.placement.layers
         program.steps += [LayerStep(partial(model.placement.begin, i))] * off
+        kept, known = {id(parameter) for parameter in block.parameters()}, len(program.learned)
         with model.placement.bound(i, block):
             x = program.lower(block, x)
+        if any(id(tensor) not in kept for tensor in program.learned[known:]):  # its numbers come only with the layer
+            raise CannotLower("a learned score bias of a layer that is kept off the device has no form on a GPU")
         program.steps += [LayerStep(partial(model.placement.end, i))] * off
     program.hidden = program.lower(model.norm, x)
     program.body_steps = len(program.steps)

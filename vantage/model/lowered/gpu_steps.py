@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vantage.cache import ModelCache, Paged, Static
-from vantage.cache.codecs import PlainCodec, SingleCodec
+from vantage.cache.codecs import Int8Codec, PlainCodec, SingleCodec
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout
@@ -23,7 +23,7 @@ from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
 from vantage.kernels.gpu.choose import Searches
 from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
-from vantage.model.lowered.gpu_program import GpuProgram, LatentStep, Turn, lower_for_gpu
+from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
 from vantage.model.lowered.step_graph import MAX_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
@@ -52,7 +52,8 @@ class GpuSteps:
         self._attentions = self.program.attentions
         self._takes_chunks = self.modules is None and self.program.takes_chunks
         self.why_not = None if self.modules is None else uncaptured(model)  # why its modules make no graph
-        self._watch = ModelWatch(model, self.program.tensors if self.modules is None else self.modules.tensors)
+        tensors = self.program.tensors if self.modules is None else self.modules.tensors
+        self._watch = ModelWatch(model, tensors, self.program.learned)
         self._graphs: dict[GraphShape, StepGraph] = {}
         self._chunk_graphs: dict[GraphShape, ChunkGraph] = {}
         self._chunk_buffers: ChunkBuffers | None = None
@@ -70,11 +71,19 @@ class GpuSteps:
         """Whether the kernels can read and write this cache where it lies."""
         if self.modules is not None:
             return self.why_not is None and self.modules.takes(cache)
-        plain = True
+        int8 = self._in_8_bits(cache)
         for layer, step in zip(self._layers(cache), self._attentions, strict=True):
-            codec, wanted = layer.store.codec, SingleCodec if isinstance(step, LatentStep) else PlainCodec
-            plain = plain and isinstance(codec, wanted) and codec.dtype is self.program.dtype
-        return plain and all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
+            codec = layer.store.codec
+            if int8 and isinstance(codec, Int8Codec) and isinstance(step, AttendStep):
+                codec = codec.exact  # latents have no form in 8 bits
+            wanted = SingleCodec if isinstance(step, LatentStep) else PlainCodec
+            if not isinstance(codec, wanted) or codec.dtype is not self.program.dtype:
+                return False
+        return all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
+
+    def _in_8_bits(self, cache: ModelCache) -> bool:
+        """Whether all of its layers keep keys and values so."""
+        return self.modules is None and all(isinstance(layer.store.codec, Int8Codec) for layer in self._layers(cache))
 
     def _layers(self, cache: ModelCache) -> list[LayerCache]:
         """Those whose keys and values a step writes."""
@@ -200,7 +209,7 @@ class GpuSteps:
         table = _at_least(widest, least_blocks) if any(place.blocks is not None for place in places) else 1
         angles = _at_least(last + 1, LEAST_ANGLES) if turning or self.modules is not None else 1
         blocks = tuple(0 if place.blocks is None else place.block for place in places)
-        return GraphShape(rows, which, blocks, table, angles, cache.length)
+        return GraphShape(rows, which, blocks, table, angles, cache.length, self._in_8_bits(cache))
 
     def _module_graph(self, shape: GraphShape, layers: Sequence[LayerCache]) -> StepGraph | None:
         """The graph of the modules over these very buffers; ``None``, and why for good, where it cannot be made."""
@@ -248,7 +257,7 @@ class GpuSteps:
             return None
         # rows of unequal length may each be a plain run
         run = all(layout.run for layout in layouts) or pos.known.pos == pos.known.order
-        reads_none = self.modules is None and all(step.scores.slopes is None for step in self._attentions)
+        reads_none = self.modules is None and all(step.scores.bias is None for step in self._attentions)
         return layouts if run or reads_none else None
 
     def _stores(self, cache: ModelCache) -> np.ndarray:
@@ -258,7 +267,7 @@ class GpuSteps:
             ref() is not store or version != store.version
             for (ref, version), store in zip(self._last_stores[0], now, strict=True)
         ):
-            numbers = np.array([decode.store_numbers(*store.tensors) for store in now], dtype=np.int64)
+            numbers = np.array([decode.store_numbers(store.tensors) for store in now], dtype=np.int64)
             numbers = numbers.reshape(-1, decode.ADDRESS)
             self._last_stores = [(weakref.ref(store), store.version) for store in now], numbers
         return self._last_stores[1]

@@ -17,6 +17,7 @@ from vantage.model.feed_forward import ACTIVATIONS
 from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear
+from vantage.spec.forms import Slope
 from vantage.spec.native import (
     LANES,
     AngleTables,
@@ -48,6 +49,7 @@ class NativeProgram(ProgramBuffers):
 
     ops: list[Op] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
+    learned: list[Tensor] = field(default_factory=list)  # what numbers of its steps were made of
     matrices: list[Matrix] = field(default_factory=list)
     rotations: list[AngleTables] = field(default_factory=list)
     attentions: list[LoweredAttention] = field(default_factory=list)
@@ -107,14 +109,17 @@ class NativeProgram(ProgramBuffers):
     def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
-        self.attentions.append(LoweredAttention(index, shape, needs_run=scores.slopes is not None))
+        if not isinstance(scores.bias, Slope | None):
+            raise CannotLower(f"{type(scores.bias).__name__} has no native form on a CPU")
+        self.attentions.append(LoweredAttention(index, shape, needs_run=scores.bias is not None))
+        self.learned += scores.learned
         k = shape.heads * shape.key_dim
         v = k + shape.kv_heads * shape.key_dim
         self.emit(OpKind.APPEND, qkv, qkv, n=[k, v, index, index, shape.kv_heads])
         attended = self.buffer("attended", shape.heads * shape.value_dim)
         numbers = [0, shape.heads, shape.kv_heads, index, index, scores.window]
         factors = [scores.scale, scores.softcap or 0.0]
-        slopes = None if scores.slopes is None else torch.tensor(scores.slopes, dtype=torch.float32)
+        slopes = None if scores.bias is None else scores.bias.slopes.detach().to(torch.float32).contiguous()
         self.emit(OpKind.ATTEND, attended, qkv, n=numbers, f=factors, p=[slopes, scores.sinks])
         return attended
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.gpu import decode, packed, packed_rows, product
+from vantage.kernels.gpu.score_bias import DeviceBias, device_bias
 from vantage.model.lowered.gpu_program import (
     ActivateStep,
     AddStep,
@@ -97,9 +98,9 @@ def attention_options(step: AttendStep) -> dict[str, Any]:
     }
 
 
-def slopes_of(step: AttendStep | LatentStep, device: torch.device) -> Tensor | None:
-    slopes = step.scores.slopes
-    return None if slopes is None else torch.tensor(slopes, dtype=torch.float32, device=device)
+def bias_of(step: AttendStep | LatentStep, device: torch.device) -> DeviceBias | None:
+    form = step.scores.bias
+    return None if form is None else device_bias(form, device)
 
 
 def _norm(form: NormForm) -> dict[str, Any]:

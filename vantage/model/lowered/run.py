@@ -56,7 +56,7 @@ class Lowered:
         self._memory: tuple[Tensor, Tensor, Tensor] | None = None  # of steps without anybody in between
         self._embedding, self._max_positions = PlainEmbedding.of(model.embed), model.max_positions
         head = () if self._head is None else self._head.program.tensors
-        self._watch = ModelWatch(model, [*self._body.program.tensors, *head])
+        self._watch = ModelWatch(model, [*self._body.program.tensors, *head], self._body.program.learned)
         self._shown = ShownWeights(self._body.program.attentions)
 
     @property

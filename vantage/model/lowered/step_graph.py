@@ -14,7 +14,7 @@ from vantage.kernels.gpu import choose, decode, latent, packed, packed_product, 
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
-from vantage.model.lowered.row_steps import attention_options, head_norm, run_step, slopes_of, sums_for
+from vantage.model.lowered.row_steps import attention_options, bias_of, head_norm, run_step, sums_for
 from vantage.spec.native import LatentDims
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
@@ -56,6 +56,7 @@ class GraphShape(NamedTuple):
     table: int  # blocks of a row
     angles: int  # positions of the tables of rotations
     length: int | None
+    int8: bool = False  # how keys and values are kept
     stores: tuple[tuple[int, int], ...] = ()  # which buffers, where the modules themselves run
 
 
@@ -137,7 +138,7 @@ class StepGraph:
         self._row_sums = sums_for(program.steps, rows, device)
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
-        self._slopes = [slopes_of(step, device) for step in program.attentions]
+        self._biases = [bias_of(step, device) for step in program.attentions]
 
     def _per_ledger(self, ints: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each ledger the blocks that are gone (rows,), and the table of the others (rows, blocks)."""
@@ -326,8 +327,9 @@ class StepGraph:
             step.index,
             self._row_states[self._shape.ledgers[step.index]],
             self._workspaces[s.heads, s.kv_heads, s.value_dim],
-            slopes=self._slopes[step.index],
+            bias=self._biases[step.index],
             rotation=None if turn is None else self._rotations[id(turn.tables)],
+            int8=self._shape.int8,
             dependent=self._dependent,
             **attention_options(step),
         )
@@ -349,7 +351,7 @@ class StepGraph:
             scale=scores.scale,
             softcap=scores.softcap,
             window=scores.window,
-            slopes=self._slopes[step.index],
+            bias=self._biases[step.index],
             sinks=scores.sinks,
             rotation=None if turn is None else self._rotations[id(turn.tables)],
         )
