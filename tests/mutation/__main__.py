@@ -32,10 +32,12 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from tests import sampling
+from tests.mutation import collected
 from tests.mutation.covering import Covering, record, record_file
 from tests.mutation.mutants import Mutant, mutants
 
@@ -313,15 +315,24 @@ def _run_all(
 ) -> dict[Mutant, Outcome]:
     found, counted, started = dict[Mutant, Outcome](), Counter[str](), time.monotonic()
 
+    def stages(mutant: Mutant) -> list[list[str]]:
+        all_of_them = covering.stages(mutant, ROOT)
+        return all_of_them[:1] if _reasons(entries, mutant) and not args.doubt else all_of_them
+
+    def job(mutant: Mutant) -> collected.Job:
+        return collected.Job(mutant, list(dict.fromkeys([*hints(known, mutant), *chain(*stages(mutant))])))
+
+    quick = collected.killed(ROOT, [job(mutant) for mutant in todo], OPTIONS, args.workers, SECONDS)
+
     def one(mutant: Mutant) -> Outcome:
-        stages = covering.stages(mutant, ROOT)
-        brief = _reasons(entries, mutant) and not args.doubt
-        return run(mutant, stages[:1] if brief else stages, hints(known, mutant))
+        if mutant in quick:
+            return Outcome("killed", *quick[mutant])
+        return run(mutant, stages(mutant), hints(known, mutant))
 
     with ThreadPoolExecutor(args.workers) as pool:
         jobs = {pool.submit(one, mutant): mutant for mutant in todo}
-        for done, job in enumerate(as_completed(jobs), 1):
-            mutant, outcome = jobs[job], job.result()
+        for done, one_job in enumerate(as_completed(jobs), 1):
+            mutant, outcome = jobs[one_job], one_job.result()
             found[mutant] = outcome
             how = "explained" if outcome.how == "survived" and _reasons(entries, mutant) else outcome.how
             counted[how] += 1

@@ -51,14 +51,16 @@ class Mutant:
     def name(self) -> str:
         return f"{self.file}:{self.number}: {self.change}\n      {self.line}"
 
+    def tree(self, root: Path) -> ast.Module:
+        """The file with the change, each line where it was."""
+        tree = ast.parse((root / self.file).read_text())
+        if self.site is not None:
+            list(_sites(tree))[self.site].apply()
+        return ast.fix_missing_locations(tree)
+
     def source(self, root: Path) -> str:
         """The file with the change."""
-        text = (root / self.file).read_text()
-        if self.site is None:
-            return text
-        tree = ast.parse(text)
-        list(_sites(tree))[self.site].apply()
-        return ast.unparse(ast.fix_missing_locations(tree))
+        return (root / self.file).read_text() if self.site is None else ast.unparse(self.tree(root))
 
 
 def mutants(path: Path, root: Path) -> Iterator[Mutant]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutation.__main__ import EXPLAINED, ROOT, TESTS, explained, explains
+from tests.mutation.collected import exchange
 from tests.mutation.covering import SECONDS, Covering, digest, in_functions, still_true
 from tests.mutation.mutants import Mutant, mutants
 
@@ -187,3 +188,53 @@ def test_a_hint_changes_no_result() -> None:
     assert outcome["same"] == [["survived", None]] * 2
     assert outcome["later"] == ["killed", by]
     assert outcome["none"] == ["survived", None]
+
+
+# Some mutants of a file, judged both ways; and one test that fails by itself.
+BOTH_WAYS = """
+import json, sys
+from itertools import chain
+from tests.mutation import __main__ as tool, collected
+from tests.mutation.mutants import mutants
+
+tool.preload()
+tool.TESTS = ("tests/cache/test_pool.py",)
+covering = tool.recorded(1)
+pool = list(mutants(tool.ROOT / "vantage/cache/pool.py", tool.ROOT))[::4]
+jobs = [collected.Job(m, list(chain(*covering.stages(m, tool.ROOT)))) for m in pool]
+quick = collected.killed(tool.ROOT, jobs, tool.OPTIONS, 2, tool.SECONDS)
+slow = {m.name: tool.run(m, covering.stages(m, tool.ROOT)).how for m in pool}
+broken = collected.Result(0, True, jobs[0].tests[0], 0.0)
+rerun = lambda others: iter([collected.Result(0, True, others[0].tests[0], 0.0)])
+out = {
+    "slow": slow,
+    "quick": [m.name for m in quick],
+    "judged": [m.name for m in pool if collected.exchangeable(m, tool.ROOT)],
+    "confirmed": sorted(collected.confirmed([broken], rerun)),
+}
+json.dump(out, sys.stdout)
+"""
+
+
+@pytest.mark.slow
+def test_collected_tests_kill_what_a_fresh_import_kills() -> None:
+    done = subprocess.run([sys.executable, "-c", BOTH_WAYS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    killed = {name for name, how in outcome["slow"].items() if how == "killed"}
+    quick, judged = set(outcome["quick"]), set(outcome["judged"])
+    assert quick <= killed  # none is called dead that lives
+    assert len(quick) > 0.8 * len(killed & judged) > 3  # and most are found the quick way
+    assert outcome["confirmed"] == []  # a test that fails by itself has killed nobody
+
+
+def test_code_is_exchanged_where_it_can_be(tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text("def size(n):\n    return n + 1\n\nTWO = [lambda: 1 + 1, lambda: 2 + 2]\n")
+    space: dict = {}
+    exec(compile((tmp_path / "sizes.py").read_text(), str(tmp_path / "sizes.py"), "exec"), space)
+    mutant = next(m for m in mutants(tmp_path / "sizes.py", tmp_path) if m.change == "Add -> Sub")
+    assert not exchange(mutant, tmp_path, [space["size"], *space["TWO"]])  # two lambdas of one line
+    assert space["size"](3) == 4
+    assert exchange(mutant, tmp_path, [space["size"]])
+    assert space["size"](3) == 2
+    assert not exchange(mutant, tmp_path, [])
