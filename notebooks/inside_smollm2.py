@@ -36,7 +36,7 @@ print("share of position in each head's scores:", parts.share())
 assert parts.error < 1e-2
 
 # %% [markdown]
-# ## A conversation that keeps its cache
+# ## A chat of many turns with one cache
 #
 # A new turn computes its new tokens only.
 

@@ -97,6 +97,7 @@ def test_what_is_kept_beside_keys_or_in_their_place(of: ModelSpec) -> None:
         vt.KimiDelta(4, vt.RMSNorm(), head_dim=5, rank=3),
         vt.Mamba2(4, vt.RMSNorm(), head_dim=3, state_dim=5, groups=2),
         vt.GatedConvolution(3),
+        vt.Lightning(4, vt.RMSNorm(), head_dim=5),
     ],
     ids=lambda attention: type(attention).__name__,
 )

@@ -29,7 +29,7 @@ from vantage.interventions import (
 )
 from vantage.model import Model
 from vantage.model.lora import Lora, add_lora
-from vantage.spec.model import POST, SANDWICH, ModelSpec, Parallel
+from vantage.spec.model import POST, SANDWICH, ModelSpec, Parallel, Wiring
 
 N = 9
 SOME = [
@@ -297,8 +297,9 @@ def test_maps_of_another_kind_add_up_too() -> None:
 
 
 def test_what_is_no_sum_is_refused() -> None:
-    with pytest.raises(Refused, match="norms the residual stream itself"):
-        attribute(vt.build(rewired(POST)).eval(), zoo.tokens(N))
+    for wiring, does in ((POST, "norms"), (Wiring(kept=2.0), "scales")):
+        with pytest.raises(Refused, match=f"{does} the residual stream itself"):
+            attribute(vt.build(rewired(wiring)).eval(), zoo.tokens(N))
 
 
 def test_experts_count_as_one_part() -> None:

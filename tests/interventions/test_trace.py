@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from vantage.spec.model import Parallel, Wiring
 from vantage.spec.parts import BiasInputs, Dense
 
 N = 14
+PAGE = Path(__file__).parents[2] / "docs/inspect.md"
 
 
 def with_kernel(of: Model, kernel: str) -> Model:
@@ -330,3 +333,11 @@ def test_blocks_side_by_side_and_norms_around() -> None:
         edited = vt.trace(of, zoo.tokens(N), read="layers.0.residual_after", edits=without)
         if not (isinstance(wiring, Wiring) and wiring.outer):
             assert torch.equal(edited["layers.0.residual_after"], seen["embedding"])
+
+
+def test_every_activation_is_on_the_page() -> None:
+    """Names are promised to stay: docs/inspect.md lists them."""
+    rows = [line.split("|")[1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    listed = {name.rpartition(".")[2] for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    names = {name.rpartition(".")[2] for which in EACH for name in activations(model(*which))}
+    assert names <= listed, names - listed

@@ -286,7 +286,7 @@ def test_P9_bands():
 
 def test_P10_slopes():
     assert number(default("P10"), "8 heads: S3's").ours == 0.0
-    assert number(default("P10"), "4 heads: the same").ours == pytest.approx(0.25)  # 1/4 where S3 has 1/2
+    assert number(default("P10"), "4 heads: S3's series").ours == pytest.approx(0.25)  # 1/4 where S3 has 1/2
     assert number(default("P10"), "what multiplies q·k").ours == pytest.approx(1 / math.sqrt(p10_alibi.HEAD_DIM))
     lines = {line.name: line.y for line in default("P10").figures[1].panels[0].lines}
     np.testing.assert_allclose(lines["paper, 16 heads"], 2.0 ** (-np.arange(1, 17) / 2))
@@ -417,7 +417,7 @@ def test_P10_fails_with_the_documents_series(monkeypatch):
     monkeypatch.setattr(p10_alibi, "alibi_slopes", lambda heads, dtype: 0.5 ** torch.arange(1, heads + 1, dtype=dtype))
     result = run("P10")
     assert result.verdict == "mixed"
-    assert "16 heads: the same" in result.words  # the slip does not show any more
+    assert "16 heads: S3's series" in result.words  # the slip does not show any more
     assert "16 heads: ratio" in result.words
 
 

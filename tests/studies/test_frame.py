@@ -34,7 +34,7 @@ from vantage.studies.sources import SOURCES
 from vantage.studies.study import Number, Parameter
 
 ROOT = Path(__file__).parents[2]
-LAST = {"A": 17, "P": 16, "T": 4, "K": 7, "I": 3}
+LAST = {"A": 17, "P": 16, "T": 4, "K": 7, "I": 7}
 OF_PAPERS = ("P15", "P16", "K7")
 DOCUMENTED = [f"{letter}{n}" for letter, last in LAST.items() for n in range(1, last + 1)]
 
@@ -67,7 +67,7 @@ def test_a_study_says_all_that_it_has_to(tag: str) -> None:
     assert len(one.explanation.split("\n\n")) == 2
     assert all(len(part) > 150 for part in one.explanation.split("\n\n"))
     of_papers = tag[0] == "I" or tag in OF_PAPERS
-    assert set(one.sources) <= {f"S{n}" for n in (range(5, 14) if of_papers else range(5))}
+    assert set(one.sources) <= {f"S{n}" for n in (range(5, 18) if of_papers else range(5))}
     assert one.sources
     assert 0 < one.seconds <= (25 if not one.trains else 3600)
     assert set(one.needs) <= set(KNOWN)
@@ -105,7 +105,7 @@ def test_an_unknown_tag_is_refused_with_the_nearest_one(asked: str, near: str) -
     with pytest.raises(BadInput, match=re.escape(near)) as caught:
         vt.studies.find(asked)
     assert asked in str(caught.value)
-    assert "A1 to A17, P1 to P16, T1 to T4, K1 to K7, I1 to I3" in str(caught.value)
+    assert "A1 to A17, P1 to P16, T1 to T4, K1 to K7, I1 to I7" in str(caught.value)
 
 
 def test_a_file_that_does_not_import_is_no_secret(tmp_path, monkeypatch) -> None:

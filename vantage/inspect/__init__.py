@@ -1,4 +1,4 @@
-"""Looking inside: what every head and every position does in a model that runs."""
+"""Attention weights, scores, costs and other measurements of a running model."""
 
 from vantage.inspect.atlas import Atlas, HeadFacts, Thresholds, atlas
 from vantage.inspect.capture import capture, capturing

@@ -56,11 +56,11 @@ def capture(
     limit: int = LIMIT,
     progress: Progress | None = None,
 ) -> Capture:
-    """Run a model over a text (or tokens, or images) and keep its attention weights.
+    """Run a model on a text (or tokens, or images) and record its attention weights.
 
     ``layers``, ``heads`` and ``queries`` choose by number (an int, several, a slice; ``None``: all), ``kinds`` among
     "self", "cross" and "encoder". ``keep``: "weights", "stats", or "top" and a number: the largest of each row.
-    ``steps``: go on greedily for so many tokens with a cache, and capture those too. ``source``: what an
+    ``steps``: generate so many tokens greedily with a cache, and record those too. ``source``: what an
     encoder-decoder reads. ``verify``: compare weights times values with the output the model used. ``limit``: the
     bytes that may be kept.
     """

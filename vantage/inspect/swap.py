@@ -42,7 +42,9 @@ def swap(
     max_length: int | None = None,
     init: bool = False,
 ) -> Model:
-    """A model that shares this one's weights and differs in position; the first one stays as it is.
+    """A model that shares the weights of another and differs in position encoding, RoPE scaling or window.
+
+    The original model is not changed.
 
     ``position``: another encoding, for every layer that has one (for all, if none has). ``base`` and ``scaling``
     change the RoPE that is there; ``scaling=None`` takes a scaling away. ``window``: what a query sees; ``None`` takes

@@ -1,4 +1,4 @@
-"""Interventions: reading and replacing what passes through a model, and what is learned by it."""
+"""Reading and replacing activations by name; logit lens, attribution, ablation, patching and steering."""
 
 from vantage.interventions.ablation import ablate, ablation
 from vantage.interventions.activations import Activation, activations

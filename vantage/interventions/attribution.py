@@ -157,8 +157,10 @@ def _check_sums(model: Model) -> None:
     for n, block in enumerate(model.blocks):
         for step in block.steps if isinstance(block, Chain) else ():
             assert isinstance(step, Residual)
-            if not isinstance(step.outer, nn.Identity) or step.normed:
-                raise Refused(f"layer {n} norms the residual stream itself: its logits are no sum of what layers add")
+            norms = step.normed or not isinstance(step.outer, nn.Identity)
+            if norms or step.kept != 1.0:
+                does = "norms" if norms else "scales"
+                raise Refused(f"layer {n} {does} the residual stream itself: its logits are no sum of what layers add")
 
 
 def _wanted(model: Model, seen: Trace, position: int, target: Any, against: Any) -> tuple[Tensor, Tensor, str]:

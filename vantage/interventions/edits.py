@@ -20,11 +20,11 @@ CHOICES = {"row": "rows", "token": "positions", "head": "heads", "key": "keys"}
 @final
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """One activation, or that of several layers (``layers.*.heads``), replaced while a model runs.
+    """One activation, or that of several layers (``layers.*.heads``), replaced during a forward pass.
 
-    ``value`` is a number, a tensor, or a function from the activation to what takes its place. What is not chosen
-    stays: ``positions`` chooses tokens by their order in the row, 0 being the first that the model read, so an edit
-    means the same tokens with a cache; ``keys`` those that are looked at (scores and weights alone); ``heads`` and
+    ``value`` is a number, a tensor, or a function of the activation. The rest of the activation is unchanged:
+    ``positions`` selects tokens by their order in the row, 0 being the first that the model read, so an edit means the
+    same tokens with a cache; ``keys`` selects the attended tokens (scores and weights only); ``heads`` and
     ``rows`` of the batch. A tensor has the activation's dimensions, of which leading ones may be left out; along what
     was chosen it has one entry for each, or one for all. ``add``: the value is added to what is there.
     """

@@ -88,7 +88,7 @@ def trace(
     beyond: bool = False,
     limit: int = LIMIT,
 ) -> Trace:
-    """Run a model over a text or tokens, and keep the activations that ``read`` names, as they were after ``edits``.
+    """Run a model on a text or tokens with ``edits`` applied, and record the activations named in ``read``.
 
     ``source``: what an encoder-decoder reads. ``limit``: the bytes that may be kept.
     """
@@ -112,10 +112,10 @@ def trace(
 def tracing(
     model: Model, *, read: str | Iterable[str] = (), edits: Iterable[Edit] | Edit = (), limit: int = LIMIT
 ) -> Iterator[Trace]:
-    """Inside, whoever runs this model has these edits in every pass, and what ``read`` names is kept.
+    """A context manager: inside it every pass of this model has these edits, and records the activations in ``read``.
 
-    Native whole steps stand aside meanwhile; other kernels run as they would, except where scores or weights are read
-    or replaced: those layers run the reference kernel, and ``Trace.switched`` says so.
+    Native whole-step programs are not used meanwhile. Other kernels run as usual, except where scores or weights are
+    read or replaced: those layers run the reference kernel, and ``Trace.switched`` lists them.
     """
     wanted, edits = chosen(model, read), as_edits(edits)
     if type(limit) is not int or limit < 1:

@@ -1,4 +1,4 @@
-"""The documents' results and exercises, executable: one file each.
+"""Results and exercises of the course material, executable: one file each.
 
 ``list()`` says which there are, ``run("A2")`` runs one, ``find("A2")`` gives it, ``draw(figure)`` draws what it found.
 Names are imported when they are first used: which tags there are is known without torch.

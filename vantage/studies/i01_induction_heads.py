@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import re
-
 import torch
 
-from vantage.figures import Bars, Figure, Heat
+from vantage.figures import Figure, Heat
 from vantage.inspect import Atlas, atlas
 from vantage.interventions import Edit, patch
 from vantage.interventions.sweeps import BaseRun
@@ -15,14 +12,14 @@ from vantage.interventions.targets import Target
 from vantage.model import Model
 from vantage.studies.a17_head_atlas import STORY
 from vantage.studies.shared.findings import conclude, held, interval, mean, more_in_pairs
+from vantage.studies.shared.intervals import mean_bars
 from vantage.studies.shared.models import smollm2
+from vantage.studies.shared.repetition import Head, other_heads, repeated_words
 from vantage.studies.study import Number, Progress, Result, Values
 from vantage.studies.text import StudyText
 
 TEXT = StudyText.beside(__file__)
 READ = 64  # tokens of the story that the atlas reads, twice
-WORDS = range(500, 12000)  # tokens to draw from: common ones
-Head = tuple[int, int]
 
 
 def run(values: Values, progress: Progress) -> Result:
@@ -35,10 +32,10 @@ def run(values: Values, progress: Progress) -> Result:
         nothing = torch.zeros(len(model.blocks), max(head.head for head in head_atlas.heads) + 1)
         missing = held("some heads look for what came after last time", False)
         return conclude("", [missing], [_grids(head_atlas, nothing)])
-    others = _others(named, model, seed=0)
+    others = other_heads(named, model, seed=0)
     effects, losses = list[torch.Tensor](), dict[str, list[float]]()
     for n in range(prompts):
-        clean, corrupted, answer = _prompt(model, length, seed=n)
+        clean, corrupted, answer = repeated_words(model, length, seed=n)
         progress(0.1 + 0.85 * n / prompts, f"patching, prompt {n + 1} of {prompts}")
         effects.append(patch(model, clean, corrupted, activation="heads", positions=[-1], target=answer).effects)
         for name, heads in (("induction", named), ("others", others)):
@@ -81,25 +78,6 @@ def run(values: Values, progress: Progress) -> Result:
     return conclude(words, [*right, *also], [_grids(head_atlas, mean_effect), _bars(of_named, of_others, losses)])
 
 
-def _prompt(model: Model, length: int, seed: int) -> tuple[list[int], list[int], int]:
-    """Words and the same again but for the last, which is the answer; and other words before the same end."""
-    drawn = random.Random(seed)
-    known = [n for n in WORDS if re.fullmatch(r" [a-z]{3,}", model.tokenizer.decode([n]))]
-    words, other = drawn.sample(known, length), drawn.sample(known, length)
-    return [*words, *words[:-1]], [*other, *words[:-1]], words[-1]
-
-
-def _others(named: list[Head], model: Model, seed: int) -> list[Head]:
-    """As many heads of the same layers, drawn from those that the atlas does not name."""
-    drawn, chosen = random.Random(seed), list[Head]()
-    for layer in sorted({layer for layer, _ in named}):
-        heads = model.spec.layers[layer].attention.shape(model.spec.width).heads
-        free = [(layer, head) for head in range(heads) if (layer, head) not in named]
-        count = sum(one == layer for one, _ in named)
-        chosen += drawn.sample(free, min(count, len(free)))
-    return chosen
-
-
 def _without(model: Model, clean: list[int], answer: int, heads: list[Head]) -> float:
     """What the log-probability of the answer changes by without these heads, at every token."""
     base, target = BaseRun.of(model, clean, []), Target(answer)
@@ -125,20 +103,13 @@ def _grids(head_atlas: Atlas, effect: torch.Tensor) -> Figure:
 
 
 def _bars(of_named: list[float], of_others: list[float], losses: dict[str, list[float]]) -> Figure:
-    def bars(title: str, label: str, samples: dict[str, list[float]]) -> Bars:
-        ends = [interval(some) for some in samples.values()]
-        return Bars(
-            title, label, tuple(samples), ((label, [mean(some) for some in samples.values()]),),
-            ([low for low, _ in ends],), ([high for _, high in ends],),
-        )  # fmt: skip
-
     lost = {"in the atlas": [-x for x in losses["induction"]], "others": [-x for x in losses["others"]]}
     return Figure(
         "controls",
         TEXT.caption("controls"),
         (
-            bars("One head patched", "share recovered", {"in the atlas": of_named, "others": of_others}),
-            bars("All of them taken away", "log-probability lost", lost),
+            mean_bars("One head patched", "share recovered", {"in the atlas": of_named, "others": of_others}),
+            mean_bars("All of them taken away", "log-probability lost", lost),
         ),
     )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from vantage.figures import Bars, Figure, Lines
+from vantage.figures import Figure, Lines
 from vantage.figures.chart import Line
 from vantage.interventions import Edit, trace
 from vantage.model import Model
 from vantage.studies.a17_head_atlas import STORY
 from vantage.studies.shared.findings import conclude, held, interval, mean, more_in_pairs
+from vantage.studies.shared.intervals import mean_bars
 from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Progress, Result, Values
 from vantage.studies.text import StudyText
@@ -78,11 +79,7 @@ def _loss(model: Model, text: list[int], edits: list[Edit]) -> float:
 def _bars(extra: dict[int, list[float]], early: list[float]) -> Figure:
     shown = {"the first" if key == 0 else f"token {key}": some for key, some in extra.items()}
     shown["the first, from all"] = early
-    ends = [interval(some) for some in shown.values()]
-    means = [mean(some) for some in shown.values()]
-    low, high = [low for low, _ in ends], [high for _, high in ends]
-    label = "more loss, nats"
-    bars = Bars("One key hidden in every layer", label, tuple(shown), ((label, means),), (low,), (high,))
+    bars = mean_bars("One key hidden in every layer", "more loss, nats", shown)
     return Figure("hidden", TEXT.caption("hidden"), (bars,))
 
 

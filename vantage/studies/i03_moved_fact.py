@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vantage.figures import Bars, Figure, Lines
-from vantage.figures.chart import Line
+from vantage.figures import Figure, Lines
 from vantage.model import Model
 from vantage.spec.positions import Positions
 from vantage.studies.shared.findings import conclude, held, interval, mean, more_in_pairs
+from vantage.studies.shared.intervals import mean_bars, mean_line
 from vantage.studies.shared.models import smollm2
 from vantage.studies.study import Number, Progress, Result, Values
 from vantage.studies.text import StudyText
@@ -150,34 +150,20 @@ def _measured(model: Model, prompt: FactPrompt, positions: list[Tensor]) -> list
 
 
 def _bars(lost: dict[str, list[float]]) -> Figure:
-    ends = [interval(some) for some in lost.values()]
-    label = "lost, nats"
-    low, high = [low for low, _ in ends], [high for _, high in ends]
-    means = [mean(some) for some in lost.values()]
-    bars = Bars("Position numbers of one sentence changed", label, tuple(lost), ((label, means),), (low,), (high,))
+    bars = mean_bars("Position numbers of one sentence changed", "lost, nats", lost)
     return Figure("moved", TEXT.caption("moved"), (bars,))
 
 
 def _distances(away: dict[int, tuple[list[float], list[float]]]) -> Figure:
-    def line(name: str, which: int) -> Line:
-        samples = [pair[which] for pair in away.values()]
-        ends = [interval(some) for some in samples]
-        return Line(
-            name, [float(step) for step in away], [mean(some) for some in samples],
-            [low for low, _ in ends], [high for _, high in ends],
-        )  # fmt: skip
-
-    lines = (line("the asked sentence", 0), line("another", 1))
+    steps = [float(step) for step in away]
+    own, control = ([pair[which] for pair in away.values()] for which in (0, 1))
+    lines = (mean_line("the asked sentence", steps, own), mean_line("another", steps, control))
     panel = Lines("Moved away", "positions", "lost, nats", lines, log_x=True)
     return Figure("distances", TEXT.caption("distances"), (panel,))
 
 
 def _places(by_place: list[list[float]]) -> Figure:
-    ends = [interval(some) for some in by_place]
-    line = Line(
-        "the answer", [float(n) for n in range(SENTENCES)], [mean(some) for some in by_place],
-        [low for low, _ in ends], [high for _, high in ends],
-    )  # fmt: skip
+    line = mean_line("the answer", [float(n) for n in range(SENTENCES)], by_place)
     panel = Lines("Told at another place", "place of its sentence", "ahead by, nats", (line,))
     return Figure("told", TEXT.caption("told"), (panel,))
 

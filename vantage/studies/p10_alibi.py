@@ -45,7 +45,7 @@ def run(values: Values, progress: Progress) -> Result:
         *_odd(12),
         *_scores(length),
     ]
-    slips = [compared(f"{n} heads: the same", _off(n), 0.0, within=EXACT) for n in (4, 16)]
+    slips = [compared(f"{n} heads: S3's series against the paper's", _off(n), 0.0, within=EXACT) for n in (4, 16)]
     slips.append(compared(f"what multiplies q·k at a head width of {HEAD_DIM}", _scale(length), 1.0, within=EXACT))
     words = TEXT.conclusion()
     progress(1.0, "done")

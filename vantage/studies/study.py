@@ -84,7 +84,7 @@ class Result:
 class Study:
     tag: str
     title: str
-    sources: tuple[str, ...]  # S0 to S13: vantage/studies/sources.py names them
+    sources: tuple[str, ...]  # S0 to S17: vantage/studies/sources.py names them
     statement: str  # what the document says, in our words
     explanation: str  # two paragraphs that a student can follow, parted by an empty line
     run: Callable[[Values, Progress], Result]
