@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.cli.main import main
-from vantage.conformance.factors import NUMBER
-from vantage.conformance.kernel_column import KernelCell, KernelReport, cells_through, run_cells, run_through
+from vantage.conformance import kernel_column
+from vantage.conformance.accepted_cells import AcceptedCells, accepted_cells
+from vantage.conformance.covering import Cell, combinations
+from vantage.conformance.factors import FACTOR_NAMES, NO_CACHE, NUMBER
+from vantage.conformance.kernel_column import KernelCell, KernelReport, cells_through, refusal, run_cells, run_column
 from vantage.errors import BadInput
 from vantage.kernels import fused
 
-SHARES = 12  # of the cells, for as many processes
+PROCESSES = 12
 needs_triton = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
 FEW = [
     ("alibi", "grouped", "causal", "contiguous", "fused", "steps"),
@@ -27,11 +31,10 @@ FEW = [
 
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-@pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kernel", ["fused", "cudnn", "auto"])
-def test_every_pair_through_the_kernels_of_a_gpu(kernel, dtype, share):
-    report = run_through([kernel], dtype=dtype, device=DEVICE, share=(share, SHARES))
+@pytest.mark.parametrize("kernel", ["fused", "cudnn"])
+def test_every_pair_through_the_kernels_of_a_gpu(kernel, dtype):
+    report = run_column([kernel], dtype=dtype, device=DEVICE, processes=PROCESSES)
     assert [(r.name, r.error, r.allowed, r.raised) for r in report.failures] == []
 
 
@@ -61,6 +64,69 @@ def test_in_half_precision_the_reference_kernel_is_the_measure():
     assert not KernelCell(cell, 100 * result.error, result.allowed).ok
 
 
+def test_what_is_refused_is_left_out_and_every_other_pair_is_in_a_cell():
+    """Of parts, of a pair and of three together; asked about as few cells as that takes."""
+    some = {"encoding": ("none", "alibi", "xl"), "attention": ("grouped", "softcap"), "cache": (NO_CACHE, "contiguous")}
+    asked: list[Cell] = []
+
+    def why(cell: Cell) -> str | None:
+        part = dict(zip(FACTOR_NAMES, cell, strict=True))
+        if any(part[name] not in values for name, values in some.items()):
+            return "a part"
+        if (part["encoding"], part["scenario"]) == ("xl", "packed"):
+            return "a pair"
+        if (part["encoding"], part["mask"], part["attention"]) == ("alibi", "window", "softcap"):
+            return "three"
+        return None
+
+    def refusals(cells: Sequence[Cell]) -> list[str | None]:
+        asked.extend(cells)
+        return [why(cell) for cell in cells]
+
+    found = accepted_cells("fused", refusals)
+    assert all(why(cell) is None for cell in found.cells)
+    assert all(cell[NUMBER["kernel"]] == "fused" for cell in (*found.cells, *found.refused))
+    assert len(set(asked)) == len(asked)
+    reasons = [dict(zip(FACTOR_NAMES, cell, strict=True)) for cell, why in found.refused.items() if why == "a pair"]
+    assert [(part["encoding"], part["scenario"]) for part in reasons] == [("xl", "packed")]
+    pairs = {pair for cell in found.cells for pair in combinations(cell, 2)}
+    names = range(len(FACTOR_NAMES))
+    for i, j in ((i, j) for i in names for j in names if i < j):
+        for pair in (((i, a), (j, b)) for a in {c[i] for c in found.cells} for b in {c[j] for c in found.cells}):
+            cell = found.plainest(dict(pair))
+            assert pair in pairs or cell is None, pair
+
+
+@pytest.mark.sampled
+def test_a_column_over_two_processes(monkeypatch):
+    cells = [
+        FEW[3],
+        ("none", "grouped", "causal", "none", "sdpa", "full"),
+        ("none", "grouped", "causal", "none", "sdpa", "packed"),
+    ]
+    found = AcceptedCells("sdpa", cells[1:], {cells[0]: "sdpa has no sinks"})
+    monkeypatch.setattr(kernel_column, "accepted_cells", lambda kernel, refusals: found)
+    report = run_column(["sdpa"], device="cpu", processes=2)
+    assert report.ok
+    assert sorted(r.name for r in report.results if not r.refused) == ["/".join(cell) for cell in sorted(cells[1:])]
+    assert report.to_json()["refusals"] == {"/".join(cells[0]): "sdpa has no sinks"}
+    late = run_column(["sdpa"], device="cpu", processes=1, seconds=0.0)
+    assert (len(late.results), late.to_json()["not reached"]) == (1, 2)
+    assert not late.ok
+
+
+def test_a_kernel_is_asked_and_does_not_run():
+    assert refusal(("none", "softcap", "causal", "none", "sdpa", "full"), torch.float32, "cpu") == "sdpa has no softcap"
+    assert refusal(("none", "grouped", "causal", "none", "sdpa", "full"), torch.float32, "cpu") is None
+    assert refusal(("none", "softcap", "causal", "none", "auto", "full"), torch.float32, "cpu") is None
+
+
+def test_what_a_kernel_refuses_is_counted_with_its_reason():
+    cell = ("none", "softcap", "causal", "none", "sdpa", "full")
+    (result,) = run_cells([cell], dtype=torch.float32, device="cpu").results
+    assert result.refused == "sdpa has no softcap"
+
+
 @pytest.mark.sampled
 def test_cells_hold_every_pair_of_the_other_parts_for_each_kernel():
     cells = cells_through(["fused", "auto"])
@@ -87,6 +153,7 @@ def test_a_report_counts_what_is_right_wrong_and_refused():
         (["--kernels", "fast"], "fast"),
         (["--kernels", "sdpa", "--share", "3/2"], "3/2"),
         (["--kernels", "sdpa", "--filter", "nosuch"], "nosuch"),
+        (["--kernels", "sdpa", "--processes", "0"], "--processes"),
     ],
 )
 @pytest.mark.sampled

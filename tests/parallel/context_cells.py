@@ -95,12 +95,25 @@ REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     ({"attention": STATES, "cut": ("zigzag",)}, "a state goes through the tokens in their order"),
     (
         {
-            "attention": ("hard", "sparsemax", "entmax", "sigmoid", "stick-breaking", "nsa", "nsa-sinks"),
+            "attention": (
+                "hard",
+                "sparsemax",
+                "entmax",
+                "sigmoid",
+                "stick-breaking",
+                "nsa",
+                "nsa-sinks",
+                "moba",
+                "moba-sinks",
+            ),
             "exchange": ("ring",),
         },
         "a ring merges by the log-sum-exp",
     ),
-    ({"encoding": ("fox", "path"), "exchange": ("ring",)}, "keeps more of each token than its key and value"),
+    (
+        {"encoding": ("fox", "path", "selective-rope"), "exchange": ("ring",)},
+        "keeps more of each token than its key and value",
+    ),
     (
         {
             "attention": ("indexer", "indexer-shared", "hca", "hca-turned", "csa", "csa-turned"),
@@ -109,7 +122,7 @@ REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "keeps more of each token than its key and value",
     ),
     (
-        {"encoding": ("shifted", "xl", "fire", "cope", "self-extend", "dual-chunk"), "exchange": ("ring",)},
+        {"encoding": ("shifted", "xl", "fire", "cope", "dape", "self-extend", "dual-chunk"), "exchange": ("ring",)},
         "exists as a whole only",
     ),
 )

@@ -24,10 +24,22 @@ PIECES = (1, 1, 1, 3)
 # What is refused besides what its exchange refuses while the prompt is read.
 SPREAD_REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
-        {"attention": ("hard", "sparsemax", "entmax", "sigmoid", "stick-breaking", "nsa", "nsa-sinks")},
+        {
+            "attention": (
+                "hard",
+                "sparsemax",
+                "entmax",
+                "sigmoid",
+                "stick-breaking",
+                "nsa",
+                "nsa-sinks",
+                "moba",
+                "moba-sinks",
+            )
+        },
         "merges by the log-sum-exp",
     ),
-    ({"encoding": ("fox", "path")}, "needs those of all tokens in one place"),
+    ({"encoding": ("fox", "path", "selective-rope")}, "needs those of all tokens in one place"),
     (
         {"attention": ("indexer", "indexer-shared", "hca", "hca-turned", "csa", "csa-turned")},
         "needs those of all tokens in one place",

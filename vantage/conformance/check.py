@@ -40,18 +40,20 @@ def check(
     pad: int | None = None,
     device: torch.device | str | None = None,
 ) -> Report:
-    """Run the conformance rows on a model: ours, a transformers causal language model, or your own callable.
+    """Check that a model computes the same with a cache as without, in chunks, padded and packed.
 
-    A callable is ``f(tokens)``, ``f(tokens, positions)`` or ``f(tokens, positions, cache)`` and returns logits: tokens
-    and positions are (B, T), a position of -1 is padding; logits (B, T, V); ``cache`` is ``None`` for a pass without
-    one, else what ``new_cache(rows)`` returned, which is written in place. What a callable does not take is not asked
-    of it, and the row says so. Say what is true of it: ``vocab``, where there are more logits than tokens;
-    ``causal=False``; ``window`` (of each of ``layers``); ``max_length``, the positions it has; ``original_length``,
-    past which its RoPE changes; ``pad``, the token that it takes for padding; its ``device``. ``new_cache`` also
-    replaces the default cache of any other model.
+    The model is one of Vantage, a transformers causal language model, or your own callable.
 
-    A row that fails names the fault: what is wrong, where, the numbers that show it and what to look at.
-    ``report.faults`` has each of them once.
+    A callable is ``f(tokens)``, ``f(tokens, positions)`` or ``f(tokens, positions, cache)`` and returns logits:
+    tokens and positions are (B, T), a position of -1 is padding; logits (B, T, V); ``cache`` is ``None`` for a pass
+    without one, else what ``new_cache(rows)`` returned, which is written in place. Checks that need an argument which
+    a callable does not take are skipped, and the report says so. Describe it with: ``vocab``, where there are more
+    logits than tokens; ``causal=False``; ``window`` (of each of ``layers``); ``max_length``, the positions it has;
+    ``original_length``, past which its RoPE changes; ``pad``, the token that it takes for padding; its ``device``.
+    ``new_cache`` also replaces the default cache of any other model.
+
+    A failed check names the fault: what is wrong, where, the numbers that show it and what to look at.
+    ``report.faults`` has each fault once.
 
     ``tolerance`` is a share of the largest logit; the default depends on the dtype. The model is run without
     gradients and in eval mode, and left in the mode it was in.

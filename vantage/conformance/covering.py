@@ -11,11 +11,14 @@ Combination = tuple[tuple[int, str], ...]  # (factor, value) pairs, factors asce
 Allowed = Callable[[Mapping[int, str]], bool]  # whether values chosen so far break no rule yet
 
 
-def cover(factors: Mapping[str, Sequence[str]], strength: int, allowed: Allowed, seed: int = 0) -> list[Cell]:
+def cover(
+    factors: Mapping[str, Sequence[str]], strength: int, allowed: Allowed, seed: int = 0, *, earliest: bool = False
+) -> list[Cell]:
     """Cells that break no rule and together hold every ``strength``-combination that any such cell holds.
 
     Greedy: each cell starts from a combination not covered yet and takes, factor by factor, the
-    value that covers most. The same arguments give the same cells.
+    value that covers most: one at random where several do, or the ``earliest`` of a factor's values, which makes cells
+    that are alike in all but what they are there for. The same arguments give the same cells.
     """
     levels = [list(values) for values in factors.values()]
     missing = set(reachable(factors, strength, allowed))
@@ -23,7 +26,8 @@ def cover(factors: Mapping[str, Sequence[str]], strength: int, allowed: Allowed,
     cells: list[Cell] = []
     while missing:
         start = min(missing)
-        best = max((_complete(start, levels, strength, missing, allowed, draw) for _ in range(6)), key=lambda c: c[0])
+        grown = (_complete(start, levels, strength, missing, allowed, draw, earliest) for _ in range(6))
+        best = max(grown, key=lambda c: c[0])
         cells.append(best[1])
         missing.difference_update(combinations(best[1], strength))
     return cells
@@ -61,13 +65,15 @@ def _complete(
     missing: set[Combination],
     allowed: Allowed,
     draw: random.Random,
+    earliest: bool,
 ) -> tuple[int, Cell]:
     """A cell that holds ``start``, grown greedily, and how many missing combinations it covers."""
     chosen = dict(start)
     order = [i for i in range(len(levels)) if i not in chosen]
     draw.shuffle(order)
     for i in order:
-        ranked = sorted(levels[i], key=lambda v: (-_gain({**chosen, i: v}, i, strength, missing), draw.random()))
+        gains = {v: _gain({**chosen, i: v}, i, strength, missing) for v in levels[i]}
+        ranked = sorted(levels[i], key=lambda v: (-gains[v], 0.0 if earliest else draw.random()))
         chosen[i] = next(v for v in ranked if find({**chosen, i: v}, levels, allowed) is not None)
     cell = tuple(chosen[i] for i in range(len(levels)))
     return sum(c in missing for c in combinations(cell, strength)), cell

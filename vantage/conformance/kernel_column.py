@@ -10,21 +10,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from functools import partial
+from math import inf, isfinite
+from multiprocessing import TimeoutError, get_context
+from threading import TIMEOUT_MAX
+from time import monotonic
 
 import torch
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
+from vantage.conformance.accepted_cells import accepted_cells
 from vantage.conformance.covering import Cell, cover
 from vantage.conformance.factors import NUMBER, allowed_by, caches, factors, rules
 from vantage.conformance.matrix import TOLERANCE
-from vantage.conformance.scenarios import run_cell
-from vantage.errors import BadInput, Refused
+from vantage.conformance.scenarios import Bench, outcomes, run_cell
+from vantage.errors import BadInput, KernelRefused
+from vantage.kernels import kernel_named
+from vantage.spec.parts import Attended, Need, View
+from vantage.spec.positions import Pair
 
 HALF = (torch.bfloat16, torch.float16)
 TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01}  # logits are of size 1 to 10
+MOST_AT_ONCE = 12  # cells that a process takes
 TIMES_REFERENCE = 3.0  # as far off as the reference kernel in half precision, which rounds elsewhere
 
 
@@ -53,6 +63,7 @@ class KernelReport:
 
     dtype: torch.dtype
     results: list[KernelCell] = field(default_factory=list)
+    not_reached: int = 0  # cells for which there was no time
 
     @property
     def failures(self) -> list[KernelCell]:
@@ -60,7 +71,7 @@ class KernelReport:
 
     @property
     def ok(self) -> bool:
-        return not self.failures
+        return not self.failures and not self.not_reached
 
     def of(self, kernel: str) -> list[KernelCell]:
         return [result for result in self.results if result.cell[NUMBER["kernel"]] == kernel]
@@ -72,11 +83,13 @@ class KernelReport:
         return {
             "ok": self.ok,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "not reached": self.not_reached,
             "kernels": {kernel: self._counts(kernel) for kernel in self.kernels()},
             "failures": [
                 {"cell": r.name, "error": r.error if isfinite(r.error) else None, "raised": r.raised}
                 for r in self.failures
             ],
+            "refusals": {r.name: r.refused for r in self.results if r.refused},
         }
 
     def table(self) -> Group:
@@ -89,6 +102,8 @@ class KernelReport:
         notes = {r.name: r.raised or f"off by {r.error:.1e}, {r.allowed:.1e} allowed" for r in self.failures}
         wrong = [Text(f"FAILED {name}: {note}") for name, note in notes.items()]
         reasons = Counter(r.refused for r in self.results if r.refused).most_common()
+        if self.not_reached:
+            wrong.append(Text(f"{self.not_reached} cells were not reached in time"))
         return Group(table, *wrong, *(Text(f"refused {n} times: {why}") for why, n in reasons))
 
     def _counts(self, kernel: str) -> dict[str, float]:
@@ -133,6 +148,83 @@ def run_through(
     return run_cells(cells, dtype=dtype, device=device, progress=progress)
 
 
+def run_column(
+    kernels: Sequence[str],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cuda",
+    processes: int = 1,
+    seconds: float = inf,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> KernelReport:
+    """Every pair of parts that these kernels take, over several processes. Cells with the same mask and scenario go to
+    one process: they ask for the same compiled kernels, which are kept on disk for the others. What
+    is not reached after so many ``seconds`` is left."""
+    report, until = KernelReport(dtype), monotonic() + seconds
+    context = get_context("spawn")
+    with context.Pool(processes, torch.set_num_threads, (1,)) as pool:
+        ask = partial(refusal, dtype=dtype, device=device)
+        found = [accepted_cells(kernel, lambda cells: pool.map(ask, cells, chunksize=4)) for kernel in kernels]
+        report.results += [KernelCell(cell, refused=why) for each in found for cell, why in each.refused.items()]
+        groups: dict[tuple[str, ...], list[Cell]] = {}
+        for cell in (cell for each in found for cell in each.cells):
+            groups.setdefault((cell[NUMBER["mask"]], *cell[NUMBER["kernel"] :]), []).append(cell)
+        report.not_reached = total = sum(map(len, groups.values()))
+        parts = [part for group in groups.values() for part in _pieces(group)]
+        parts.sort(key=len, reverse=True)
+        running = pool.imap_unordered(partial(_run_all, dtype=dtype, device=device), parts)
+        while report.not_reached:
+            try:
+                results = running.next(min(max(0.0, until - monotonic()), TIMEOUT_MAX))
+            except TimeoutError:
+                break
+            report.results += results
+            report.not_reached -= len(results)
+            progress(total - report.not_reached, total)
+    return report
+
+
+def _pieces(group: list[Cell]) -> list[list[Cell]]:
+    return [group[i : i + MOST_AT_ONCE] for i in range(0, len(group), MOST_AT_ONCE)]
+
+
+def _run_all(cells: Sequence[Cell], dtype: torch.dtype, device: torch.device | str) -> list[KernelCell]:
+    return [_run(cell, dtype, device) for cell in cells]
+
+
+class OnlyAsked:
+    """A kernel that is asked whether it refuses, and whose work the reference kernel does."""
+
+    def __init__(self, name: str):
+        self.name, self.refuses = name, kernel_named(name).refuses
+
+    def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
+        return kernel_named("reference")(q_BHTd, view, pair, need)
+
+
+class NotCompared(Bench):
+    """A cell whose outcome nobody looks at."""
+
+    def alone(self, row: int, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
+        return torch.empty(0)
+
+
+@torch.no_grad()
+def refusal(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> str | None:
+    """Why the cell's kernel does not do it; ``None``: it does, or fails otherwise, which is seen when it runs."""
+    name = cell[NUMBER["kernel"]]
+    if name == "auto":
+        return None
+    try:
+        for _ in outcomes(cell, NotCompared.of(cell, dtype, device, kernel=OnlyAsked(name))):
+            pass
+    except KernelRefused as e:
+        return e.why
+    except Exception:
+        return None
+    return None
+
+
 def run_cells(
     cells: Sequence[Cell],
     *,
@@ -153,11 +245,8 @@ def run_cells(
 def _run(cell: Cell, dtype: torch.dtype, device: torch.device | str) -> KernelCell:
     try:
         error = run_cell(cell, dtype, device)
-    except Refused as e:
-        asked, _, why = str(e).partition(" was asked for, but ")
-        if asked != f"the kernel {cell[NUMBER['kernel']]!r}":  # another part refuses, and no rule of the matrix says so
-            return KernelCell(cell, float("inf"), raised=str(e))
-        return KernelCell(cell, refused=why.partition("; use kernel=")[0])
+    except KernelRefused as e:
+        return KernelCell(cell, refused=e.why)
     except Exception as e:  # a broken part must show as one failed cell, not end the run
         return KernelCell(cell, float("inf"), raised=f"{type(e).__name__}: {e}")
     return KernelCell(cell, error, _allowed(cell, error, dtype, device))

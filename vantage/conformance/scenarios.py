@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from vantage.conformance.factors import FACTOR_NAMES, LAYERS, LENGTH, VOCAB, WID
 from vantage.model import Model, build, decoder, encoder
 from vantage.spec.masks import Causal, SameSegment
 from vantage.spec.model import ModelSpec
-from vantage.spec.parts import EncoderOutput
+from vantage.spec.parts import EncoderOutput, Kernel
 from vantage.spec.positions import Positions
 
 Outcome = tuple[Tensor, Tensor]  # (got, wanted), both (tokens, vocabulary)
@@ -109,16 +110,19 @@ class Bench:
     source_mask: Tensor | None
     device: torch.device | str
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         cell: Cell,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         head_dim: int | None = None,
-    ) -> Bench:
+        kernel: Kernel | None = None,
+    ) -> Self:
+        """``kernel``: another than the one that the cell names."""
         part = dict(zip(FACTOR_NAMES, cell, strict=True))
         spec = spec_for(cell, head_dim)
-        model = sharpen(build(spec, kernel=part["kernel"])).to(device, dtype)
+        model = sharpen(build(spec, kernel=kernel or part["kernel"])).to(device, dtype)
         cache = caches().get(part["cache"])
         reference = sharpen(build(masked(spec, cache), kernel="reference")).double()
         gen = torch.Generator().manual_seed(1)
@@ -128,7 +132,7 @@ class Bench:
             source = torch.randint(VOCAB, (len(ROWS), 5), generator=gen)
             source_mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
         stepwise = masks()[part["mask"]].causal
-        return Bench(model, reference, cache, stepwise, tokens, source, source_mask, device)
+        return cls(model, reference, cache, stepwise, tokens, source, source_mask, device)
 
     # ---- both sides
 
@@ -323,6 +327,10 @@ def run_cell(
 ) -> float:
     """The largest difference of any logit from what it should be. The reference runs on the host."""
     bench = Bench.of(cell, dtype, device, head_dim)
-    scenario = SCENARIO[dict(zip(FACTOR_NAMES, cell, strict=True))["scenario"]]
-    errors = [float((got.double() - wanted).abs().max()) for got, wanted in scenario(bench)]
+    errors = [float((got.double() - wanted).abs().max()) for got, wanted in outcomes(cell, bench)]
     return max(e if isfinite(e) else inf for e in errors)
+
+
+def outcomes(cell: Cell, bench: Bench) -> Iterator[Outcome]:
+    """What the cell's scenario yields."""
+    return SCENARIO[dict(zip(FACTOR_NAMES, cell, strict=True))["scenario"]](bench)
