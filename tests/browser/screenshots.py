@@ -43,12 +43,12 @@ def chat(page: Page) -> None:
 
 
 def attention(page: Page) -> None:
-    expect(page.get_by_text("tokens, read in")).to_be_visible()
+    expect(page.get_by_text("tokens, read ")).to_be_visible()
     expect(page.locator("svg[data-chart] path").nth(10)).to_be_attached()
 
 
 def mapped(page: Page) -> None:
-    expect(page.get_by_text("tokens, read in")).to_be_visible()
+    expect(page.get_by_text("tokens, read ")).to_be_visible()
     expect(page.get_by_role("application").locator("visible=true")).to_be_visible()
 
 

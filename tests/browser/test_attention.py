@@ -32,7 +32,7 @@ def small(browser, tmp_path_factory):
 
 
 def read(page: Page) -> None:
-    expect(page.get_by_text("tokens, read in")).to_be_visible()
+    expect(page.get_by_text("tokens, read ")).to_be_visible()
 
 
 def sides(page: Page) -> tuple[Locator, Locator]:
@@ -58,7 +58,7 @@ def test_reading_says_how_far_it_is_and_stops(visit, small, monkeypatch):
     expect(page.get_by_role("status").filter(has_text="1 of 2 layers")).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     until(lambda: not any(thread.name == "studio-read" for thread in threading.enumerate()))
-    expect(page.get_by_text("tokens, read in")).to_have_count(0)
+    expect(page.get_by_text("tokens, read ")).to_have_count(0)
     monkeypatch.undo()
     page.get_by_role("button", name="Read", exact=True).click()
     read(page)

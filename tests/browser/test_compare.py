@@ -10,7 +10,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watching import check_looks, saved
+from tests.browser.watching import NARROW, check_looks, saved
 from tests.generation.folder import chat_model
 from tests.serve.studios import running
 
@@ -105,6 +105,10 @@ def test_stopping_and_going_on(small, visit):
     second = visit(small)
     other = second.go(f"compare?{TINY}")
     other.get_by_role("button", name="Start", exact=True).click()
+    expect(other.get_by_role("alert")).to_contain_text("stop it, or wait")
+    other.set_viewport_size({"width": NARROW, "height": 900})
+    other.get_by_role("button", name="Try it for 30 seconds").click()
+    expect(other.get_by_role("alert")).to_be_in_viewport()  # beside its own button, not under the form
     expect(other.get_by_role("alert")).to_contain_text("stop it, or wait")
     second.errors.clear()
     page.get_by_role("button", name="Stop").click()

@@ -46,7 +46,7 @@ def test_the_sizes_of_a_model(reader):
     four = {row["kind"]: row for row in rows(page, "Download cache-sizes as CSV")}["as it is"]
     assert int(four["bytes at 4096"]) == 4 * int(own["bytes at 4096"])
     page.get_by_label("Longest context").select_option("16384")
-    expect(table.get_by_role("columnheader", name="16 Ki")).to_be_visible()
+    expect(table.get_by_role("columnheader", name="16,384")).to_be_visible()
     assert saved(page, "Download cache as PNG")[:4] == b"\x89PNG"
     assert b"<svg" in saved(page, "Download operations as SVG")
     check_looks(reader)

@@ -8,7 +8,7 @@ import struct
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.watching import check_looks, saved
+from tests.browser.watching import NARROW, check_looks, saved
 from tests.generation.folder import chat_model
 from tests.serve.studios import running
 
@@ -102,6 +102,7 @@ def test_the_atlas_is_a_picture(reader):
 def test_a_heat_map_has_a_legend_and_its_picture_axes(reader):
     page = reader.go("attention?view=heat&text=the+cat+sat+on+a+mat&layer=0&head=0")
     expect(page.get_by_role("img", name="Colours from 0 % to 100 %, by the square root")).to_be_visible()
+    expect(page.get_by_text("Rows are queries, columns are the keys they attend to.")).to_be_visible()
     png = saved(page, "Download attention-self-0-0 as PNG")
     width, height = struct.unpack(">II", png[16:24])
     assert width >= 900
@@ -144,14 +145,29 @@ def test_a_wrong_field_starts_nothing(reader):
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_role("alert").filter(has_text="not valid")).to_be_visible()
     expect(page.get_by_label("Trained up to length")).to_be_focused()
-    expect(page).not_to_have_url(re.compile("run="))
+    expect(page).not_to_have_url(re.compile("id="))
+    page.get_by_label("Trained up to length").fill("10")
+    page.get_by_label("Tested at lengths").fill("long ones")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_text("Write whole numbers, as in 10, 20, 40.")).to_be_visible()
+    expect(page.get_by_label("Tested at lengths")).to_be_focused()
+    expect(page).not_to_have_url(re.compile("id="))
+
+
+def test_a_first_comparison_is_in_reach(visit, small):
+    """On a narrow screen the form is several screens long."""
+    page = visit(small, width=NARROW).go("compare")
+    expect(page.get_by_role("button", name="Try it for 30 seconds")).to_be_in_viewport()
 
 
 def test_what_pages_begin_with(reader):
     page = reader.go("cost")
     expect(page.get_by_label("Longest context")).to_have_value("4096")  # the model's own
-    page = reader.go("build")
+    page.get_by_role("link", name="Build").click()
     expect(page.get_by_label("Kind of attention")).to_have_value("multi-head")
+    ring = page.evaluate("() => getComputedStyle(document.querySelector('main')).outlineStyle")
+    assert page.evaluate("() => document.activeElement.tagName") == "MAIN"  # for readers of a screen
+    assert ring == "none"
     page = reader.go("positions?view=move")
     expect(page.get_by_text("attention that moved")).to_be_visible()
     expect(page.get_by_text("No token has moved yet")).to_have_count(0)

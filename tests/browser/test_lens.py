@@ -61,7 +61,7 @@ def test_guesses_layer_by_layer_and_one_vector(reader):
     listed = page.get_by_role("list", name="Likeliest next tokens").get_by_role("listitem")
     expect(listed).to_have_count(10)
     expect(listed.first).to_contain_text(shown(lens.guesses[3][1][0]))
-    expect(page.get_by_role("heading", name=re.compile("^After the layer 2, at"))).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile("^After layer 2, at"))).to_be_visible()
     page.keyboard.press("ArrowDown")
     expect(grid.locator('[data-cell="4.1"]')).to_be_focused()
     expect(listed.first).to_contain_text(shown(lens.guesses[4][1][0]))
@@ -72,6 +72,8 @@ def test_guesses_layer_by_layer_and_one_vector(reader):
     expect(page.get_by_label(re.compile("^contribution of each head"))).to_be_visible()
     table = list(csv.DictReader(io.StringIO(saved(page, "Download lens as CSV").decode())))
     assert len(table) == 7 * len(lens.labels) * 10
+    assert [row["token"] for row in table[::10]] == [shown(label) for label in lens.labels] * 7  # as other tables do
+    assert [row["guess"] for row in table[:10]] == [shown(word) for word in lens.guesses[0][0]]
     reader.quiet()
     check_looks(reader)
     # a target: its probability and place stand beside the guesses
@@ -101,7 +103,7 @@ def test_a_part_is_taken_away(reader):
     expect(room.get_by_role("region", name="Next token, before and after").locator("tbody tr").nth(7)).to_be_attached()
     # every head in turn, and one of them chosen from the picture
     page.get_by_role("button", name="Try every head").click()
-    chart = page.get_by_label(re.compile("^zero ablation of heads by heads"))
+    chart = page.get_by_label(re.compile("^effect of each layer and head"))
     expect(chart).to_be_visible()
     check_looks(reader)
     chart.focus()
@@ -114,7 +116,7 @@ def test_a_part_is_taken_away(reader):
 def test_patching_between_two_texts(reader):
     page = reader.go(f"lens?view=patching&clean={place(TEXT)}&corrupted={place(OTHER)}")
     page.get_by_role("button", name="Patch", exact=True).click()
-    chart = page.get_by_label(re.compile("^patching residual_before by positions"))
+    chart = page.get_by_label(re.compile("^effect of each layer and position"))
     expect(chart).to_be_visible()
     table = list(csv.DictReader(io.StringIO(saved(page, "Download patching as CSV").decode())))
     sweep = patch(chat_model(layers=6), TEXT, OTHER)

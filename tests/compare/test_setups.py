@@ -84,3 +84,21 @@ def test_a_normaliser_competes_as_multi_head_attention_with_it():
         4, scores=vt.Scores(normalise=vt.Entmax15())
     )
     check_names(attentions=["entmax"])
+
+
+def test_layers_with_a_state_compete_without_a_position():
+    """They have no scores, so they are left out where an encoding is; with encodings alone nothing of them is left."""
+    from vantage.compare.entries import attentions
+    from vantage.compare.equal import parameters
+
+    states = ("gated-delta", "kimi-delta", "mamba-2", "gated-convolution", "lightning")
+    assert set(states) <= set(attentions())
+    small = Experiment(tasks=("copy",), positions=("none", "rope"), attention=("multi-head", *states), seeds=1)
+    wanted = {("none", "multi-head"), ("rope", "multi-head"), *(("none", name) for name in states)}
+    assert {(position, attention) for _, position, attention in small.entries()} == wanted
+    with pytest.raises(BadInput, match=r"lightning has no scores .* add none to the positions"):
+        Experiment(tasks=("copy",), positions=("rope", "none-bidirectional"), attention=("multi-head", "lightning"))
+    equal = Experiment(tasks=("copy",), positions=("none", "rope"), attention=("multi-head", "lightning"), seeds=1,
+                       equal="parameters")  # fmt: skip
+    counts = {parameters(equal.section(*entry), equal.vocab("copy")) for entry in equal.entries()}
+    assert max(counts) - min(counts) < 0.005 * max(counts)

@@ -97,10 +97,11 @@ def test_one_load_for_all_who_wait_and_its_failure_is_theirs_alone():
 
 def test_a_worker_with_prefixes_gives_every_block_back():
     """Left early, cut off by a backlog, or read to the end: what stays is the prefixes, and they can be let go."""
+    backlog = 40  # above what is read, however late a busy machine reads it; below what nobody reads
 
     async def main():
         worker = Worker(
-            "tiny", chat_model(), Batching(rows=4, queue=9, capacity=512), 16, ServerLog(Logs(), io.StringIO())
+            "tiny", chat_model(), Batching(rows=4, queue=9, capacity=512), backlog, ServerLog(Logs(), io.StringIO())
         )
         worker.start()
         loop = asyncio.get_running_loop()

@@ -110,6 +110,7 @@ def test_who_gets_in_is_the_same(spread):
 def test_metrics_of_all_replicas(spread):
     from prometheus_client.parser import text_string_to_metric_families
 
+    streamed(spread.client(), [said("how many tokens were counted?")])
     with spread.http() as http:
         page = http.get("/metrics").raise_for_status().text
     samples = [s for family in text_string_to_metric_families(page) for s in family.samples]

@@ -185,7 +185,10 @@ def test_few_texts_are_kept_and_none_that_is_too_large(studio, monkeypatch):
 def test_a_text_that_was_read_is_not_read_again(studio):
     """A page that is loaded again asks for the same; another text or encoding is another one."""
     first = look(studio, text="the cat sat")
-    assert look(studio, text="the cat sat")["id"] == first["id"]
+    again = look(studio, text="the cat sat")
+    assert again["id"] == first["id"]
+    assert first["ms"] > 0
+    assert again["ms"] is None  # "read in 0.0 ms" would be no answer
     assert look(studio, text="the cat sat", position={"name": "alibi"})["id"] != first["id"]
     assert look(studio, text="the cat sa")["id"] != first["id"]
 

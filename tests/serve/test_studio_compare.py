@@ -296,3 +296,5 @@ def test_choices_are_what_can_be_asked_for(http: httpx.Client) -> None:
     assert {"ordering", "parity", "lookup"} <= set(found["controlled"])
     assert not {"copy", "sort", "addition", "passkey"} & set(found["controlled"])
     assert found["control"] in found["positions"]
+    for name in (*found["tasks"], *found["positions"], *found["attention"]):  # what a pointer on it is told
+        assert len(found["about"].get(name, "")) > 15, name

@@ -19,6 +19,7 @@ OFFERED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("offered.jso
 FIT = Fit(256, 16)
 LEFT_OUT = {("Sinusoidal", "dropout"), ("Rope", "scaling"), ("T5", "shared")}
 LEFT_OUT |= {("YaRN", "mscale"), ("YaRN", "mscale_all_dim"), ("MultiAxisRope", "sections"), ("MultiAxisRope", "rope")}
+LEFT_OUT |= {("DAPE", "inner"), ("SelectiveRope", "shares")}
 LEFT_OUT |= {("SSMax", "inner"), ("SSMax", "window"), ("LeRope", "rope"), ("SelfExtend", "rope"), ("DualChunk", "rope")}
 
 

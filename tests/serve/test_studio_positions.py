@@ -85,6 +85,12 @@ def test_every_encoding_has_figures_that_are_finite(http: httpx.Client, name: st
 # ---- whether they are right
 
 
+def test_pope_has_a_cosine_for_every_number(http: httpx.Client) -> None:
+    waves = lines(shown(http, "pope", length=64, width=32, heads=4)["waves"])
+    for c in (0, 2, 4, 7):
+        assert waves[f"number {c}"] == pytest.approx([math.cos(d * 10_000 ** (-c / 8)) for d in range(64)], abs=1e-12)
+
+
 def test_alibi_falls_in_a_straight_line(http: httpx.Client) -> None:
     found = shown(http, "alibi", length=64, width=32, heads=4)
     slopes = alibi_slopes(4)

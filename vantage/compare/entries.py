@@ -14,6 +14,8 @@ from vantage.spec.model import AttentionConfig, Scores
 from vantage.spec.normalisers import NORMALISERS
 from vantage.training.models import Decoder
 
+CHECKED = ModelShape()  # a size in which an attention is asked what it keeps
+
 
 def plain_positions() -> tuple[str, ...]:
     """Every encoding that competes, the usual ones first."""
@@ -30,6 +32,13 @@ def attentions() -> tuple[str, ...]:
     """Multi-head attention and its forms, the other kinds, and multi-head attention with another normaliser."""
     others = (*ATTENTIONS.entries(), *NORMALISERS.entries())
     return (*GROUPED, *(entry.name for entry in others if entry.compared))
+
+
+def goes_with(position: str, attention: str) -> bool:
+    """Whether the two make a model: layers with a state have no scores that a position could act on."""
+    if attention in GROUPED or attention in NORMALISERS:
+        return True
+    return position == "none" or _attention(attention, CHECKED.heads).cache_shape(CHECKED.width).kv_heads > 0
 
 
 def section(position: str, attention: str, shape: ModelShape, longest: int) -> Decoder:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vantage.compare import text as texts
-from vantage.compare.entries import all_positions, check_entry, plain_positions, section
+from vantage.compare.entries import all_positions, check_entry, goes_with, plain_positions, section
 from vantage.compare.equal import matched
 from vantage.compare.experiment_fields import (
     STEPS_BY_DEFAULT,
@@ -44,6 +44,9 @@ class Experiment(ExperimentFields):
                 check_entry(position, attention)
         if self.text:
             self.reading(0)
+        for attention in self.attention:
+            if not any(goes_with(position, attention) for position in self.positions):
+                raise BadInput(f"{attention} has no scores that a position could act on: add none to the positions")
         if not self.wanted():
             raise BadInput(f"{CONTROL} answers with one symbol, and none of these tasks does: add a causal encoding")
         if self.equal == "parameters":
@@ -91,17 +94,20 @@ class Experiment(ExperimentFields):
             for attention in self.attention
             for position in self.positions
             for seed in range(self.first_seed, self.first_seed + self.seeds)
-            if self.fits(name, position)
+            if self.fits(name, position, attention)
         ]
 
     def trainings(self) -> int:
         """How many models are trained, the searches apart."""
         return len([key for key in self.wanted() if key.task in self.tasks])
 
-    def fits(self, name: str, position: str) -> bool:
-        """A control without a causal mask answers with one symbol: it is left out of tasks with longer answers."""
+    def fits(self, name: str, position: str, attention: str) -> bool:
+        """A control without a causal mask answers with one symbol: it is left out of tasks with longer answers. So is a
+        position where nothing could read it."""
         if position != CONTROL:
-            return True
+            return goes_with(position, attention)
+        if not goes_with(position, attention):
+            return False
         if name == texts.NAME:
             return False
         return self._answer_length(name) == 1
@@ -155,7 +161,7 @@ def trained_on(key: Key) -> str:
 def _matched(experiment: Experiment, name: str) -> dict[tuple[str, str], Decoder]:
     """The models of a task, at equal parameters."""
     longest = experiment.longest(name)
-    pairs = [(p, a) for a in experiment.attention for p in experiment.positions if experiment.fits(name, p)]
+    pairs = [(p, a) for a in experiment.attention for p in experiment.positions if experiment.fits(name, p, a)]
     return matched({(p, a): section(p, a, experiment.shape, longest) for p, a in pairs}, experiment.vocab(name))
 
 

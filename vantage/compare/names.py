@@ -37,6 +37,20 @@ GROUPED: dict[str, Callable[[int], int]] = {
     "multi-query": lambda heads: 1,
     "grouped-query": lambda heads: max(1, heads // 2),
 }
+# What the names say that no part of its own stands behind.
+NAMES_EXPLAINED = {
+    "copy-one": "Copy one token that is repeated: all there is to do is to count.",
+    "copy-replace": "Copy one repeated token with another in its place.",
+    "copy-twice": "Copy, twice in a row.",
+    "reverse-twice": "Backwards, twice in a row.",
+    "addition-reversed": "Addition with the units first.",
+    "scan-actions": "SCAN itself: at most two clauses, lengths counted in actions of the answer.",
+    "modular-arithmetic-brackets": "Modular arithmetic with nested brackets.",
+    CONTROL: "No encoding and no causal mask: nothing says where a token stands. A control that must stay at chance.",
+    "multi-head": "Every query head has keys and values of its own.",
+    "multi-query": "All query heads share one head of keys and values (Shazeer 2019).",
+    "grouped-query": "Two query heads share keys and values (Ainslie et al. 2023).",
+}
 EQUAL = ("compute", "parameters")
 SCALES = ("tiny", "small", "paper-like")
 SCALING_RULES = ("none", "linear", "ntk", "dynamic-ntk", "yarn", "longrope", "llama3", "self-extend", "dual-chunk")

@@ -41,6 +41,10 @@ export const TERMS: Record<string, string> = {
   S11: "The impact of positional encoding on length generalization in transformers (Kazemnejad et al. 2023)",
   S12: "Physics of language models, part 4.1: Canon layers (Allen-Zhu 2025)",
   S13: "H2O (Zhang et al. 2023), TOVA (Oren et al. 2024), SnapKV (Li et al. 2024)",
+  S14: "Eliciting latent predictions from transformers with the tuned lens (Belrose et al. 2023)",
+  S15: "A mathematical framework for transformer circuits (Elhage et al. 2021)",
+  S16: "Interpretability in the wild: a circuit for indirect object identification (Wang et al. 2022)",
+  S17: "Steering language models with activation engineering (Turner et al. 2023)",
 };
 
 /** The same with its own name before it, for a title. */

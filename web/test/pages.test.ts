@@ -1,12 +1,14 @@
-// The pure parts of the positions, cost, compare, studies and build pages.
+// The pure parts of the attention, positions, cost, compare, studies and build pages.
 import { describe, expect, it } from "vitest";
 import { blocks } from "../src/components/Prose";
 import { duration, tick } from "../src/lib/numbers";
+import type { Matrix } from "../src/lib/matrix";
 import { listed, rounded, valuesGone, valuesIn, valuesPatch } from "../src/lib/values";
 import { nodes, runs } from "../src/pages/build/block";
 import type { BlockEntry, BuildChoices } from "../src/generated/api";
 import { settingsOf } from "../src/pages/build/settings";
-import { budgetSeconds, filled, models } from "../src/pages/compare/form";
+import { example, suggestedQuery } from "../src/pages/attention/words";
+import { budgetSeconds, filled, lengthsOf, models } from "../src/pages/compare/form";
 import { framed } from "../src/pages/compare/report";
 import { picture } from "../src/pages/positions/move";
 import { indented, opening } from "../src/pages/studies/editor";
@@ -128,5 +130,34 @@ describe("the settings of a model", () => {
     expect(settingsOf(choices, { kind: "encoder", tied: "true" })).toMatchObject({ tied: false });
     expect(settingsOf(choices, { kind: "encoder_decoder", one_table: "true" })).toMatchObject({ shared: true, experts: null });
     expect(settingsOf(choices, { "p.base": "99", full_position: "none" })).toMatchObject({ position: { values: { base: 99 } }, full_position: "same" });
+  });
+});
+
+describe("what a head does, in words", () => {
+  const tokens = ["a", "b", "a", "b"];
+  const map = (cells: [number, number, number][]): Matrix => {
+    const values = new Uint16Array(16);
+    for (const [query, key, share] of cells) values[query * 4 + key] = Math.round(share * 65535);
+    return { rows: 4, columns: 4, values };
+  };
+  it("names the clearest pair of its kind", () => {
+    expect(example("induction", map([[2, 1, 0.9], [3, 2, 0.5]]), tokens)).toBe("At “a” (2) it attends to what followed the previous “a”: “b”, 90.0 %.");
+    expect(example("itself", map([[1, 1, 0.25], [3, 3, 0.75]]), tokens)).toBe("At “b” (3) 75.0 % of the weight is on that token itself.");
+  });
+  it("says where most of the weight is, where no kind is clear", () => {
+    expect(example("mixed", map([[0, 0, 1], [1, 1, 1], [2, 1, 1], [3, 1, 1]]), tokens)).toBe("On average 75.0 % of its weight is on “b” (1), more than on any other token.");
+  });
+  it("suggests a query where other lines hide what the head does", () => {
+    const matrix = map([[2, 1, 0.9], [3, 2, 0.5]]);
+    expect(suggestedQuery("induction", matrix, tokens)).toBe(2);
+    expect(suggestedQuery("previous", matrix, tokens)).toBe(null);
+  });
+});
+
+describe("lengths that are typed", () => {
+  it("are numbers, or nothing at all", () => {
+    expect(lengthsOf("20, 30,")).toBe("20,30");
+    expect(lengthsOf("20 30")).toBe("20,30");
+    for (const wrong of ["", "long", "20, x", "20, -3", "1.5"]) expect(lengthsOf(wrong)).toBe(null);
   });
 });

@@ -27,6 +27,8 @@ export interface HeatmapProps {
   /** What stands beside the picture where a cell has room for it; without: numbers. */
   rowLabel?: (row: number) => string;
   columnLabel?: (column: number) => string;
+  /** What rows and columns are, in a sentence. */
+  axes?: string;
   format?: (value: number) => string;
   /** Enter, or a click: this row was chosen. */
   onPick?: (row: number, column: number) => void;
@@ -76,7 +78,7 @@ export function Heatmap(props: HeatmapProps) {
       <Legend scale={scale} format={(share) => format((share * top) / one)} />
       <div class="bar">
         <span class="numeric" role="status">
-          {words || <span class="muted">Point at a cell, or use the arrow keys.</span>}
+          {words || <span class="muted">{props.axes} Point at a cell, or use the arrow keys.</span>}
         </span>
         <span class="row">
           <Button little look="quiet" label="Zoom in" onClick={() => zoom(1.6)}>
@@ -93,6 +95,7 @@ export function Heatmap(props: HeatmapProps) {
               {...{ matrix, one, levels, scale, labels: props, format, top }}
               name={props.name}
               title={label}
+              axes={props.axes}
               column={props.column}
             />
           )}

@@ -213,6 +213,8 @@ export interface TextFieldProps {
   rows?: number;
   disabled?: boolean;
   mono?: boolean;
+  /** What is wrong with what was written. */
+  wrong?: string | null;
   /** Ctrl+Enter (or Enter, where there is one row). */
   onSubmit?: () => void;
 }
@@ -226,6 +228,7 @@ export function TextField({
   rows = 1,
   disabled,
   mono,
+  wrong = null,
   onSubmit,
 }: TextFieldProps) {
   const id = useId();
@@ -234,6 +237,7 @@ export function TextField({
     value,
     placeholder,
     disabled,
+    "aria-invalid": wrong !== null,
     "aria-describedby": help ? `${id}-help` : undefined,
     onKeyDown: (event: KeyboardEvent) => {
       if (onSubmit && event.key === "Enter" && (rows === 1 || event.ctrlKey || event.metaKey)) {
@@ -244,7 +248,7 @@ export function TextField({
   };
   const style = mono ? { fontFamily: "var(--mono)", fontSize: "var(--small)" } : undefined;
   return (
-    <Field label={label} help={help} id={id}>
+    <Field label={label} help={help} wrong={wrong} id={id}>
       {rows === 1 ? (
         <input {...shared} class="input" style={style} onInput={(event) => onChange(event.currentTarget.value)} />
       ) : (

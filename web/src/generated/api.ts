@@ -792,7 +792,10 @@ export interface PromptProgress {
   total: number;
 }
 
-/** A text that was read: its tokens, and the attentions whose maps can be had. `ms`: how long it took. */
+/**
+ * A text that was read: its tokens, and the attentions whose maps can be had. `ms`: how long it took,
+ * null where it was kept from before.
+ */
 export interface ReadTextAnswer {
   id: string;
   tokens: string[];
@@ -800,7 +803,7 @@ export interface ReadTextAnswer {
   length: number;
   sites: AttentionSite[];
   position: EncodingInfo;
-  ms: number;
+  ms: number | null;
 }
 
 /** What to read: a text, or in its place an answer of a conversation. */

@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { Button, Select, Tabs, TextField } from "../components/controls";
 import { Card, PageHead } from "../components/state";
+import type { ReadTextAnswer } from "../generated/api";
 import { duration } from "../lib/numbers";
 import { href, put, read, route, useParam } from "../router";
 import "./attention.css";
@@ -76,6 +77,9 @@ function putBeside(compare: string, { layer, head }: Side): void {
   put({ ...Object.fromEntries(right.map((name) => [name, null])), layer, head, compare: compare || null });
 }
 
+/** How long the text is, and how long the model took to read it. */
+const extent = ({ length, ms }: ReadTextAnswer): string => `${length} tokens, read ${ms === null ? "earlier" : `in ${duration(ms)}`}`;
+
 interface TextCardProps {
   side: Side;
   text: string;
@@ -118,7 +122,7 @@ function TextCard({ side, text, source, beside }: TextCardProps) {
             <Select label="Side by side with" value={beside} options={BESIDE} onChange={(next) => putBeside(next, side)} />
           </div>
           <span class="small muted numeric" role="status">
-            {data && `${data.length} tokens, read in ${duration(data.ms)}`}
+            {data && extent(data)}
           </span>
         </div>
       </Card>
@@ -143,7 +147,7 @@ function TextCard({ side, text, source, beside }: TextCardProps) {
           <Select label="Side by side with" value={beside} options={BESIDE} onChange={(next) => putBeside(next, side)} />
         </div>
         <span class="small muted numeric" role="status">
-          {data && `${data.length} tokens, read in ${duration(data.ms)}`}
+          {data && extent(data)}
         </span>
       </div>
     </Card>

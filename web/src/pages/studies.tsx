@@ -22,7 +22,7 @@ export default function Page() {
   const answer = useAnswer(shown === "studies" ? "studies" : null, (signal) => get<StudyEntry[]>("/studies", { signal, seconds: 60 }));
   return (
     <>
-      <PageHead title="Studies" words="Claims of the course material, checked with this library's own parts; and exercises." />
+      <PageHead title="Studies" words="Claims of course material and papers, checked with this library's own parts; and exercises." />
       <Tabs label="Studies or exercises" tabs={TABS} value={shown} onChange={(next) => put({ view: next === "studies" ? null : next })}>
         {shown === "exercises" && <Exercises />}
         {shown === "studies" && answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}

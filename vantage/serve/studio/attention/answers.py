@@ -23,7 +23,8 @@ class AttentionSite(StudioAnswer):
 
 
 class ReadTextAnswer(StudioAnswer):
-    """A text that was read: its tokens, and the attentions whose maps can be had. ``ms``: how long it took."""
+    """A text that was read: its tokens, and the attentions whose maps can be had. ``ms``: how long it took,
+    null where it was kept from before."""
 
     id: str
     tokens: list[str]
@@ -31,7 +32,7 @@ class ReadTextAnswer(StudioAnswer):
     length: int
     sites: list[AttentionSite]
     position: EncodingInfo
-    ms: float
+    ms: float | None
 
 
 class HeadEntry(StudioAnswer):

@@ -95,11 +95,11 @@ async def _reading(request: Request, body: ReadTextRequest) -> Callable[[Report 
     def run(report: Report | None) -> ReadTextAnswer:
         ids = loaded.safe_tokenizer.encode(body.text) if body.answer is None else _answer(studio, body.answer, model)
         source = None if body.source is None else loaded.safe_tokenizer.encode(body.source)
-        began = time.perf_counter()
-        text = texts.find(asked_for(model, ids, source, body.position))
+        text, ms = texts.find(asked_for(model, ids, source, body.position)), None
         if text is None:
+            began = time.perf_counter()
             text = read_text(body.model, model, ids, source, body.position, report)
-        ms = 1e3 * (time.perf_counter() - began)
+            ms = round(1e3 * (time.perf_counter() - began), 3)
         texts.put(text)
         return ReadTextAnswer(
             id=text.id,
@@ -108,7 +108,7 @@ async def _reading(request: Request, body: ReadTextRequest) -> Callable[[Report 
             length=len(text.ids),
             sites=text.sites(),
             position=text.position,
-            ms=round(ms, 3),
+            ms=ms,
         )
 
     return run

@@ -65,7 +65,8 @@ def attentions() -> list[str]:
     """The kinds that the form offers: two of ours in its own words, and all that a number of heads can make by their
     names."""
     outside = ATTENTIONS.from_outside()
-    return [*FORMS, *(entry.name for entry in ATTENTIONS.entries() if entry.compared or entry in outside)]
+    offered = (entry.name for entry in ATTENTIONS.entries() if entry.compared or entry in outside)
+    return list(dict.fromkeys((*FORMS, *offered)))
 
 
 FormOptions: Any = create_model("FormOptions", __base__=StrictModel, **_fields())

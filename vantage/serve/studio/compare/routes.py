@@ -13,7 +13,7 @@ from pydantic import Field
 from vantage.attention import ATTENTIONS
 from vantage.compare.entries import ModelShape, all_positions, attentions
 from vantage.compare.experiment import Experiment, default_steps, expand_positions
-from vantage.compare.names import CONTROL, DEFAULT, VARIANTS, budget_seconds
+from vantage.compare.names import CONTROL, DEFAULT, NAMES_EXPLAINED, RANDOMISED, VARIANTS, budget_seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
 from vantage.compare.task_names import has_short_answers
 from vantage.errors import unknown
@@ -33,6 +33,7 @@ from vantage.serve.studio.compare.answers import (
 )
 from vantage.serve.studio.compare.comparisons import CAN_BE_RESUMED, Comparisons, Progress, curves, rows
 from vantage.serve.studio.state import Event, Studio, call, sse, studio_of
+from vantage.spec.normalisers import NORMALISERS
 from vantage.training.tasks import TASKS
 
 router = APIRouter(prefix="/studio/api")
@@ -143,9 +144,14 @@ async def choices() -> CompareChoices:
 
 
 def _about() -> dict[str, str]:
-    """Encodings, attentions and tasks in a sentence each, from their entries."""
-    entries = [entry for registry in (ENCODINGS, ATTENTIONS, TASKS) for entry in registry.entries()]
-    return {entry.name: " ".join(filter(None, (entry.title and f"{entry.title}:", entry.summary))) for entry in entries}
+    """Encodings, attentions and tasks in a sentence each, from their entries where they have one."""
+    entries = [entry for registry in (ENCODINGS, ATTENTIONS, NORMALISERS, TASKS) for entry in registry.entries()]
+    about = {
+        entry.name: " ".join(filter(None, (entry.title and f"{entry.title}:", entry.summary))) for entry in entries
+    }
+    drawn = "While it trains, positions are drawn at random from a larger range (Ruoss et al. 2023)."
+    randomised = [name for name in all_positions() if name.startswith(RANDOMISED)]
+    return about | NAMES_EXPLAINED | {name: f"{about[name.removeprefix(RANDOMISED)]} {drawn}" for name in randomised}
 
 
 @router.get("/compare")

@@ -180,6 +180,6 @@ def _operations_figure(costs: Cost, operations: Sequence[PartOperations]) -> Fig
         ("read the context", [one.flops for one in operations]),
         ("one more token", [one.decode for one in operations]),
     )
-    bars = Bars("operations", "operations", names, series, log_y=True)
+    bars = Bars("operations", "FLOP", names, series, log_y=True)
     caption = f"Matrix-product operations by part, at {costs.context:,} tokens and a batch of {costs.batch}."
     return Figure("operations", caption, (bars,))

@@ -134,9 +134,10 @@ def _layers(report: Report) -> Progress:
 def _answer(sweep: Sweep, name: str, words: str) -> SweepAnswer:
     places = dict(zip(sweep.cells, sweep.labels, strict=True))
     effects = [[None if value != value else value for value in row] for row in sweep.effects.tolist()]
+    cell = "position" if sweep.by == "positions" else "head"
     panel = Heat(
-        sweep.title,
-        "position" if sweep.by == "positions" else "head",
+        f"effect of each layer and {cell}",
+        cell,
         "layer",
         effects,
         x_ticks=sweep.labels,

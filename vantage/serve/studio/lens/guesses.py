@@ -145,7 +145,7 @@ def _figures(steps: list[VectorStep], attribution: Attribution | None) -> list[F
     if attribution is None:
         return figures
     bars = Bars(
-        f"contribution of each layer to the {attribution.measure}",
+        "contribution of each layer",
         "logit",
         tuple(str(step.layer) for step in attention),
         (
@@ -154,5 +154,8 @@ def _figures(steps: list[VectorStep], attribution: Attribution | None) -> list[F
         ),
     )
     heads = Heat("contribution of each head", "head", "layer", attribution.by_layer("head").tolist(), diverging=True)
-    words = "Direct logit attribution: the effect of each part alone on the logit, with the final norm's scale fixed."
+    words = (
+        f"Direct logit attribution: the effect of each part alone on the {attribution.measure}, with the final norm's "
+        "scale fixed."
+    )
     return [*figures, Figure("vector-layers", words, (bars,)), Figure("vector-heads", words, (heads,))]

@@ -20,9 +20,10 @@ from vantage.position.axial import AxialRotation
 from vantage.position.fope import FourierMix
 from vantage.position.lerope import LearnedRotation
 from vantage.position.mrope import AxisRotation
+from vantage.position.pope import PolarTransform
 from vantage.position.rope import Rotation
 from vantage.position.xpos import FadingRotation
-from vantage.serve.studio.positions.rotary_figures import bands, mixed, turned
+from vantage.serve.studio.positions.rotary_figures import bands, mixed, polar, turned
 from vantage.spec.abilities import CountsKeys, HasBuckets
 from vantage.spec.forms import HasForm, Slope
 from vantage.spec.kept import KeepsStreams, NeedsEveryKey
@@ -160,6 +161,8 @@ def figures(encoding: Encoding, size: FigureSize) -> list[Figure]:
         module = part.rotation if isinstance(part, (AxisRotation, AxialRotation, LearnedRotation)) else part
         if isinstance(module, FourierMix):
             all_figures.append(mixed(module, size.spread(CELLS)))
+        if isinstance(module, PolarTransform):
+            all_figures.append(polar(module, size.length))
         if isinstance(module, (Rotation, FadingRotation)):
             all_figures += [*bands(module, size.length), *turned(module, size.spread(CELLS), size.length)]
     if built.bias is not None:

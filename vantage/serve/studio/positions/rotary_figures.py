@@ -11,6 +11,7 @@ from torch import Tensor
 from vantage.figures import Figure, Heat, Line, Lines
 from vantage.position.angles import frequencies
 from vantage.position.fope import FourierMix
+from vantage.position.pope import PolarTransform
 from vantage.position.rope import Rotation, join
 from vantage.position.scaling import Default
 from vantage.position.xpos import FadingRotation
@@ -111,6 +112,23 @@ def mixed(module: FourierMix, at: Tensor) -> Figure:
     )
     caption = "Mixtures of the cosines and sines of all frequencies, at initialisation. Slow pairs are not rotated."
     return Figure("mixes", caption, tuple(panels))
+
+
+@torch.no_grad()
+def polar(module: PolarTransform, length: int) -> Figure:
+    """What single numbers of the first head add to a score, where both radii are 1."""
+    distance = torch.arange(0, length, -(-length // 512))
+    unit = torch.full((1, 1, 1, module.dim), math.log(math.e - 1), dtype=torch.float64)  # of which softplus is 1
+    q = module.query(unit.expand(-1, -1, len(distance), -1), Positions.of(distance))[0, 0]
+    k = module.key(unit.expand(-1, len(module.delta), -1, -1), Positions.of(torch.zeros(1, dtype=torch.long)))[0, 0]
+    each = (q * k).unflatten(-1, (2, -1)).sum(-2)  # a cosine and a sine for each number
+    chosen = sorted({0, module.dim // 4, module.dim // 2, module.dim - 1})
+    lines = tuple(Line(f"number {c}", distance.tolist(), each[:, c].tolist()) for c in chosen)
+    return Figure(
+        "waves",
+        "What single numbers of a head add to a score by distance, at initialisation: every one has a frequency.",
+        (Lines("radii of 1", "distance", "product", lines),),
+    )
 
 
 def _turning(module: Any) -> int:

@@ -1,4 +1,5 @@
 // A heat map as PNG, SVG or CSV.
+import { csv } from "../../lib/csv";
 import { blobOf, escaped, save } from "../../lib/download";
 import type { Matrix } from "../../lib/matrix";
 import { Button } from "../controls";
@@ -18,18 +19,19 @@ export interface DownloadsProps {
   name: string;
   /** What the picture shows; it stands over it. */
   title: string;
+  /** What rows and columns are; it stands beside the title. */
+  axes?: string;
   /** A column that says the same in every row of the table. */
   column?: { name: string; value: string };
   levels: Levels;
 }
 
-const MOST_ROWS = 1_000_000;
 const WIDE = 1000;
 const HEAD = 34; // over the picture, for its title
 const FOOT = 48; // beneath it, for what the colours stand for
 
 /** The whole matrix with its names or numbers beside it, its title and what its colours stand for. */
-function drawn({ matrix, levels, labels, title, scale, format, top, one }: DownloadsProps): HTMLCanvasElement {
+function drawn({ matrix, levels, labels, title, axes, scale, format, top, one }: DownloadsProps): HTMLCanvasElement {
   const frame = frameOf(matrix, labels, WIDE, 900);
   const plate = document.createElement("canvas");
   const view = { x: 0, y: 0, zoom: 1 };
@@ -48,6 +50,9 @@ function drawn({ matrix, levels, labels, title, scale, format, top, one }: Downl
   context.fillStyle = text;
   context.font = "14px system-ui, sans-serif";
   context.fillText(title, 8, 22);
+  const wide = context.measureText(title).width;
+  context.font = "11px system-ui, sans-serif";
+  if (axes) context.fillText(axes, 8 + wide + 16, 22);
   const [left, right, y] = [frame.edge.left, frame.edge.left + Math.min(320, frame.w), canvas.height / ratio - FOOT + 12];
   const colours = context.createLinearGradient(left, 0, right, 0);
   ramp.forEach((stop, at) => colours.addColorStop(at / (ramp.length - 1), stop));
@@ -71,17 +76,14 @@ export function Downloads(props: DownloadsProps) {
     save(`${name}.svg`, `<svg xmlns="http://www.w3.org/2000/svg" ${size}><title>${escaped(title)}</title>${image}</svg>`, "image/svg+xml");
   };
   const asCsv = () => {
-    const quote = (text: string) => `"${text.replaceAll('"', '""')}"`;
-    const last = column ? `,${quote(column.value)}` : "";
-    const rows = [`query,key,query token,key token,weight${column ? `,${column.name}` : ""}`];
-    for (let r = 0; r < matrix.rows && rows.length <= MOST_ROWS; r += 1) {
-      for (let c = 0; c < matrix.columns; c += 1) {
-        const value = matrix.values[r * matrix.columns + c] ?? 0;
-        if (value > 0)
-          rows.push(`${r},${c},${quote(rowLabel(r))},${quote(columnLabel(c))},${(value / one).toPrecision(5)}${last}`);
-      }
+    const names = ["query", "key", "query token", "key token", "weight", ...(column ? [column.name] : [])];
+    const parts = [csv([names])]; // a row of the matrix at a time: one text of millions of lines is too long for a browser
+    for (let r = 0; r < matrix.rows; r += 1) {
+      const cells = Array.from({ length: matrix.columns }, (_, c) => c).filter((c) => (matrix.values[r * matrix.columns + c] ?? 0) > 0);
+      const weight = (c: number) => ((matrix.values[r * matrix.columns + c] ?? 0) / one).toPrecision(5);
+      if (cells.length) parts.push(csv(cells.map((c) => [r, c, rowLabel(r), columnLabel(c), weight(c), ...(column ? [column.value] : [])])));
     }
-    save(`${name}.csv`, rows.join("\r\n"), "text/csv");
+    save(`${name}.csv`, new Blob(parts, { type: "text/csv;charset=utf-8" }));
   };
   return (
     <>

@@ -11,7 +11,7 @@ import { put, useParam } from "../../router";
 import { AtlasView, HeadsView } from "./heads";
 import { LinesView } from "./lines";
 import { ScoresView } from "./scores";
-import { HeadWords } from "./words";
+import { HeadWords, suggestedQuery, useHeadEntry } from "./words";
 import { file, heading, ONE, type Side, type SiteKind, title, useHead } from "./side";
 
 const LONG = 64; // tokens: over so many the weights are small, and a logarithm shows them
@@ -102,6 +102,7 @@ function SideView({ side, view }: { side: Side; view: string }) {
 
 function MatrixView({ side, view }: { side: Side; view: string }) {
   const answer = useHead(side, view === "heat");
+  const entry = useHeadEntry(side);
   const [from] = useParam("from", 0);
   const matrix = answer.data;
   // While another text is on its way, the old weights must not be drawn under the new tokens.
@@ -110,7 +111,7 @@ function MatrixView({ side, view }: { side: Side; view: string }) {
     <>
       {answer.trouble && <Problem trouble={answer.trouble} retry={answer.retry} />}
       {answer.since !== null && !fits && <Busy words="Loading this head" since={answer.since} />}
-      {matrix && fits && <HeadWords side={side} matrix={matrix} />}
+      {matrix && fits && entry && <HeadWords head={entry} side={side} matrix={matrix} />}
       {matrix && fits && view === "heat" && (
         <Heatmap
           matrix={matrix}
@@ -122,6 +123,7 @@ function MatrixView({ side, view }: { side: Side; view: string }) {
           columnName={(column) => `${visible(side.keys[column] ?? "")} (${column})`}
           rowLabel={(row) => visible(side.queries[row] ?? "")}
           columnLabel={(column) => visible(side.keys[column] ?? "")}
+          axes="Rows are queries, columns are the keys they attend to."
           onPick={(query) => side.set({ query })}
           picked={side.chosen}
           name={file(side, "attention", side.kind, side.layer, side.head)}
@@ -129,7 +131,13 @@ function MatrixView({ side, view }: { side: Side; view: string }) {
         />
       )}
       {matrix && fits && view !== "heat" && (
-        <LinesView side={side} matrix={matrix} from={from} setFrom={(at) => put({ from: at || null })} />
+        <LinesView
+          side={side}
+          matrix={matrix}
+          suggested={entry && suggestedQuery(entry.label, matrix, side.queries)}
+          from={from}
+          setFrom={(at) => put({ from: at || null })}
+        />
       )}
     </>
   );

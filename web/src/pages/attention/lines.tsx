@@ -19,11 +19,13 @@ const ROW = 19;
 export interface LinesViewProps {
   side: Side;
   matrix: Matrix;
+  /** The query whose lines are in front while the reader has chosen none. */
+  suggested: number | null;
   from: number;
   setFrom: (from: number) => void;
 }
 
-export function LinesView({ side, matrix, from, setFrom }: LinesViewProps) {
+export function LinesView({ side, matrix, suggested, from, setFrom }: LinesViewProps) {
   const root = useRef<HTMLDivElement>(null);
   const long = Math.max(matrix.rows, matrix.columns) > WINDOW;
   const start = long ? Math.min(Math.max(0, from), Math.max(matrix.rows, matrix.columns) - WINDOW) : 0;
@@ -44,7 +46,7 @@ export function LinesView({ side, matrix, from, setFrom }: LinesViewProps) {
         />
       )}
       <div ref={root}>
-        <Picture side={side} matrix={matrix} rows={rows} columns={columns} />
+        <Picture side={side} matrix={matrix} suggested={suggested} rows={rows} columns={columns} />
       </div>
       <DownloadRow
         name={file(side, "lines", side.kind, side.layer, side.head)}
@@ -74,15 +76,17 @@ const span = (start: number, count: number): [number, number] => {
 interface PictureProps {
   side: Side;
   matrix: Matrix;
+  suggested: number | null;
   rows: [number, number];
   columns: [number, number];
 }
 
-function Picture({ side, matrix, rows, columns }: PictureProps) {
+function Picture({ side, matrix, suggested, rows, columns }: PictureProps) {
   const [ref, room] = useWidth<HTMLDivElement>();
   const [pointed, setPointed] = useState<number | null>(null);
-  const inside = side.chosen !== null && side.chosen >= rows[0] && side.chosen < rows[1];
-  const chosen = pointed ?? (inside ? side.chosen : null);
+  const inside = (row: number | null): number | null => (row !== null && row >= rows[0] && row < rows[1] ? row : null);
+  const asked = pointed ?? inside(side.chosen);
+  const chosen = asked ?? inside(suggested);
   const width = Math.max(220, Math.floor(room));
   const names = Math.min(150, width * 0.31);
   const height = Math.max(rows[1] - rows[0], columns[1] - columns[0]) * ROW + 26;
@@ -93,7 +97,7 @@ function Picture({ side, matrix, rows, columns }: PictureProps) {
     if (!by) return;
     event.preventDefault();
     setPointed(null);
-    side.set({ query: Math.min(rows[1] - 1, Math.max(rows[0], chosen === null ? rows[0] : chosen + by)) });
+    side.set({ query: Math.min(rows[1] - 1, Math.max(rows[0], asked === null ? rows[0] : asked + by)) });
   };
   const rowAt = (event: PointerEvent): number | null => {
     const box = (event.currentTarget as SVGSVGElement).getBoundingClientRect();

@@ -113,8 +113,8 @@ export function AtlasMap({ side, heads, table }: { side: Side; heads: HeadEntry[
           <strong class="numeric">
             {here.layer}·{here.head}
           </strong>{" "}
-          {here.label}: the paler its frame, the less clearly. In each cell rows look and columns are looked at. Enter
-          or a double click opens its heat map.
+          {here.label}. A pale frame: less clearly so. In each cell rows are queries and columns are keys. Enter or a
+          double click opens the heat map of this head.
         </p>
       )}
       <DownloadRow name={file(side, "atlas-picture")} root={root} csv={table} />

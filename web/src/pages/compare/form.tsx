@@ -72,8 +72,14 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
   const form = filled(choices, params);
   const [since, setSince] = useState<number | null>(null);
   const [trouble, setTrouble] = useState<Trouble | null>(null);
+  const [tasting, setTasting] = useState(false); // what was started last: what is said of it stands beside its button
   const root = useRef<HTMLDivElement>(null);
+  const taste = () => {
+    setTasting(true);
+    run({ ...form, ...TASTE });
+  };
   const start = () => {
+    setTasting(false);
     // What a field does not take never reached the form: the old value would be started.
     const wrong = root.current?.querySelector<HTMLElement>('[aria-invalid="true"], .wrong-note');
     if (wrong) {
@@ -96,45 +102,51 @@ export function NewForm({ choices, params, say, started }: NewFormProps) {
   };
   const empty = !form.tasks.length || !form.positions.length || !form.attention.length || !form.test_lengths.length;
   return (
-    <div class="grid aside" ref={root}>
-      <div class="stack wide">
-        <Card title="What to compare">
-          <Many legend="Positions" all={choices.positions} about={choices.about} chosen={form.positions} onChange={(list) => say({ positions: list.join(",") || "," })} />
-          <Many legend="Attention" all={choices.attention} about={choices.about} chosen={form.attention} onChange={(list) => say({ attention: list.join(",") || "," })} />
-        </Card>
-        <Card title="Tasks to train on">
-          <Many legend="Tasks" all={choices.tasks} about={choices.about} chosen={form.tasks} onChange={(list) => say({ tasks: list.join(",") || "," })} />
-        </Card>
-      </div>
-      <div class="stack">
-        <Card title="Training">
-          <Lengths form={form} say={say} />
-          <Time form={form} say={say} plain={choices.defaults.budget} />
-          <Sizes form={form} say={say} defaults={choices.defaults} />
-        </Card>
-        <Card title="Time and size">
-          <Estimate form={form} choices={choices} />
-          <div class="row">
-            <Button look="main" disabled={empty || since !== null} onClick={start}>
-              Start
-            </Button>
-            <Button
-              disabled={since !== null}
-              title={`${TASTE.positions.join(", ")} on ${TASTE.tasks.join(", ")}, small, within half a minute`}
-              onClick={() => run({ ...form, ...TASTE })}
-            >
-              Try it for 30 seconds
-            </Button>
-            {since !== null && <Busy words="Starting" since={since} />}
-          </div>
-          {empty && <p class="small wrong-note">Choose at least one task, one position and one kind of attention.</p>}
-          {trouble && <Problem trouble={trouble} retry={start} />}
-        </Card>
+    <div class="stack wide" ref={root}>
+      <Card>
+        <div class="row apart">
+          <p>
+            New here? See models with RoPE, with ALiBi and without an encoding learn to copy, in half a minute.
+          </p>
+          <Button disabled={since !== null} onClick={taste}>
+            Try it for 30 seconds
+          </Button>
+        </div>
+        {tasting && since !== null && <Busy words="Starting" since={since} />}
+        {tasting && trouble && <Problem trouble={trouble} retry={taste} />}
+      </Card>
+      <div class="grid aside">
+        <div class="stack wide">
+          <Card title="What to compare">
+            <Many legend="Positions" all={choices.positions} about={choices.about} chosen={form.positions} onChange={(list) => say({ positions: list.join(",") || "," })} />
+            <Many legend="Attention" all={choices.attention} about={choices.about} chosen={form.attention} onChange={(list) => say({ attention: list.join(",") || "," })} />
+          </Card>
+          <Card title="Tasks to train on">
+            <Many legend="Tasks" all={choices.tasks} about={choices.about} chosen={form.tasks} onChange={(list) => say({ tasks: list.join(",") || "," })} />
+          </Card>
+        </div>
+        <div class="stack">
+          <Card title="Training">
+            <Lengths form={form} say={say} />
+            <Time form={form} say={say} plain={choices.defaults.budget} />
+            <Sizes form={form} say={say} defaults={choices.defaults} />
+          </Card>
+          <Card title="Time and size">
+            <Estimate form={form} choices={choices} />
+            <div class="row">
+              <Button look="main" disabled={empty || since !== null} onClick={start}>
+                Start
+              </Button>
+              {!tasting && since !== null && <Busy words="Starting" since={since} />}
+            </div>
+            {empty && <p class="small wrong-note">Choose at least one task, one position and one kind of attention.</p>}
+            {!tasting && trouble && <Problem trouble={trouble} retry={start} />}
+          </Card>
+        </div>
       </div>
     </div>
   );
 }
-
 function Many({ legend, all, about, chosen, onChange }: { legend: string; all: string[]; about: Record<string, string>; chosen: string[]; onChange: (chosen: string[]) => void }) {
   const unknown = chosen.filter((name) => !all.includes(name));
   return (
@@ -157,8 +169,8 @@ interface PartProps {
   say: NewFormProps["say"];
 }
 
-/** "20, 40" as the address has it, or null where there is no number. */
-const lengthsOf = (text: string): string | null => (text.match(/\d+/g) ?? []).join(",") || null;
+/** "20, 40" as the address has it, or null where anything else than numbers stands there. */
+export const lengthsOf = (text: string): string | null => (/^[\d\s,]*$/.test(text) && (text.match(/\d+/g) ?? []).join(",")) || null;
 
 function Lengths({ form, say }: PartProps) {
   const [text, setText] = useDraft(form.test_lengths.join(", "), (list) => say({ test_lengths: lengthsOf(list) }), (typed) => lengthsOf(typed)?.replaceAll(",", ", ") ?? null);
@@ -168,7 +180,7 @@ function Lengths({ form, say }: PartProps) {
         <NumberField label="Trained up to length" value={form.train_length} min={1} max={512} step={1} onChange={(value) => say({ train_length: value })} />
         <NumberField label="Seeds" value={form.seeds} min={1} max={16} step={1} onChange={(value) => say({ seeds: value })} />
       </div>
-      <TextField label="Tested at lengths" value={text} onChange={setText} help="numbers, separated by commas" />
+      <TextField label="Tested at lengths" value={text} onChange={setText} help="numbers, separated by commas" wrong={lengthsOf(text) === null ? "Write whole numbers, as in 10, 20, 40." : null} />
     </>
   );
 }
@@ -198,10 +210,13 @@ function Time({ form, say, plain }: PartProps & { plain: string }) {
 function Budget({ value, onChange }: { value: string; onChange: (value: string) => void }) {
   const [text, setText] = useDraft(value, onChange, (typed) => (budgetSeconds(typed) === null ? null : typed.trim()));
   return (
-    <>
-      <TextField label="Budget" value={text} onChange={setText} help="as in 90s, 14m or 2h: 10 seconds to 24 hours" />
-      {budgetSeconds(text) === null && <p class="wrong-note">Write a number and s, m or h, as in 14m.</p>}
-    </>
+    <TextField
+      label="Budget"
+      value={text}
+      onChange={setText}
+      help="as in 90s, 14m or 2h: 10 seconds to 24 hours"
+      wrong={budgetSeconds(text) === null ? "Write a number and s, m or h, as in 14m." : null}
+    />
   );
 }
 

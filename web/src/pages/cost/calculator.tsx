@@ -74,10 +74,10 @@ function Found({ cost, busy }: { cost: CostAnswer; busy: number | null }) {
       <Card title="Cache" beside={busy !== null ? <Busy words="Calculating" since={busy} /> : null}>
         <Facts
           facts={[
-            { name: "bytes a token", value: byteSize(first?.bytes_per_token ?? 0) },
+            { name: "per token", value: byteSize(first?.bytes_per_token ?? 0) },
             { name: `at ${show(longest)} tokens, batch ${show(cost.batch)}`, value: byteSize(total) },
             { name: "parameters", value: compact(cost.parameters) },
-            { name: "kept as", value: cost.dtype },
+            { name: "type", value: cost.dtype },
           ]}
         />
         <SizesTable cost={cost} />
@@ -106,11 +106,11 @@ function SizesTable({ cost }: { cost: CostAnswer }) {
             <tr>
               <th scope="col">Kind</th>
               <th scope="col" class="number">
-                A token
+                Per token
               </th>
               {cost.contexts.map((n) => (
                 <th key={n} scope="col" class="number">
-                  {n >= 1024 ? `${n / 1024} Ki` : n}
+                  {show(n)}
                 </th>
               ))}
             </tr>
@@ -148,10 +148,10 @@ function OperationsTable({ cost }: { cost: CostAnswer }) {
           <tr>
             <th scope="col">Part</th>
             <th scope="col" class="number">
-              Read all
+              Whole context, FLOP
             </th>
             <th scope="col" class="number">
-              One more
+              One more token, FLOP
             </th>
             <th scope="col" class="number">
               Bytes read

@@ -16,7 +16,7 @@ import { VectorCards } from "./vector";
 
 const within = (value: number, count: number): number => (value < 0 || value >= count ? count - 1 : value);
 /** After which block; the first stage stands before all of them. */
-const stageName = (stage: string): string => (stage === "embedding" ? "embedding" : `layer ${stage}`);
+const stageName = (stage: string): string => (stage === "embedding" ? "the embedding" : `layer ${stage}`);
 
 export function GuessesView() {
   const [name] = useParam("model", "");
@@ -124,7 +124,7 @@ function gridCsv(data: LensAnswer): string {
   data.stages.forEach((stage, row) =>
     data.tokens.forEach((token, column) =>
       data.guesses[row]?.[column]?.forEach((guess, place) =>
-        rows.push([stage, column, token, place + 1, guess, data.probabilities[row]?.[column]?.[place] ?? 0]),
+        rows.push([stage, column, visible(token), place + 1, visible(guess), data.probabilities[row]?.[column]?.[place] ?? 0]),
       ),
     ),
   );
@@ -143,7 +143,7 @@ function Distribution({ data, at, target }: { data: LensAnswer; at: Place; targe
   if (own !== undefined && rank !== undefined)
     facts.push({ name: `probability of ${visible(target)}`, value: percent(Math.exp(own)), unit: `place ${show(rank + 1)}` });
   return (
-    <Card title={`After the ${stageName(data.stages[at.stage] ?? "")}, at “${visible(data.tokens[at.token] ?? "")}”`}>
+    <Card title={`After ${stageName(data.stages[at.stage] ?? "")}, at “${visible(data.tokens[at.token] ?? "")}”`}>
       <ol class="lens-shares" aria-label="Likeliest next tokens">
         {guesses.map((guess, index) => (
           <li key={index}>

@@ -18,11 +18,12 @@ export interface TrackProps {
 const BELOW = 56;
 const NEAR = 16;
 const LETTER = 7.6;
+const SLANT = 0.75; // of a label's length, how high it stands
 
 /** Where the line is drawn: under the longest label, which stands aslant. */
 export const lineAt = (tokens: string[]): number => {
   const longest = Math.max(...tokens.map((token) => visible(token).length));
-  return Math.round(32 + Math.min(96, longest * LETTER) * 0.75);
+  return Math.round(32 + Math.min(96, longest * LETTER) * SLANT);
 };
 
 export function Track({ tokens, token, to, query, onMove }: TrackProps) {
@@ -44,6 +45,10 @@ export function Track({ tokens, token, to, query, onMove }: TrackProps) {
     return box ? x.invert(((event.clientX - box.left) * width) / box.width) : 0;
   };
   const stands = (index: number): number => (index === token ? to : index);
+  // Where the moved token stands on another one, its label goes behind that one's, or stands alone where there is no room.
+  const under = to !== token ? tokens[to] : undefined;
+  const behind = under === undefined ? 0 : (visible(under).length + 1) * LETTER;
+  const fits = behind + word.length * LETTER <= (line - 24) / SLANT;
   /** Too near to a label that must be read. */
   const near = (index: number, other: number): boolean => every > 1 && Math.abs(index - other) < every;
   const grab = (event: PointerEvent) => {
@@ -101,9 +106,11 @@ export function Track({ tokens, token, to, query, onMove }: TrackProps) {
             return (
               <g key={index} transform={`translate(${x(stands(index)).toFixed(1)} ${line})`}>
                 <circle r={mine ? 8 : 4} fill={colour} />
-                <text transform="translate(4 -13) rotate(-48)" font-size={13} font-weight={mine || index === query ? 700 : 400} fill={colour}>
-                  {shorten(visible(one), 96, 13)}
-                </text>
+                {(mine || index !== to || fits) && (
+                  <text x={mine && fits ? behind : 0} transform="translate(4 -13) rotate(-48)" font-size={13} font-weight={mine || index === query ? 700 : 400} fill={colour}>
+                    {shorten(visible(one), 96, 13)}
+                  </text>
+                )}
               </g>
             );
           })}

@@ -21,7 +21,7 @@ export function Outcome({ tag, result }: { tag: string; result: StudyResult }) {
           {result.words}
         </p>
         <Numbers tag={tag} numbers={result.numbers} />
-        <p class="small muted">Found in {duration(result.seconds * 1000)}.</p>
+        <p class="small muted">Computed in {duration(result.seconds * 1000)}.</p>
         <Code label="The same in a terminal" text={result.command} />
       </Card>
       {result.figures.length > 0 && (
