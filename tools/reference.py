@@ -6,6 +6,7 @@ by the test of the documents.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -13,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import vantage as vt
+from vantage.parts import KINDS, is_config, registry
+from vantage.spec.registry import Entry, parameters
 
 EXAMPLES = Path(__file__).with_name("reference_examples.py")
 HEADING = re.compile(r"^# ---- (.+)$", re.MULTILINE)
+ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): (.*(?:\n {4,}.*)*)", re.MULTILINE)  # of a docstring: a name and its help
 INTRODUCTION = """# Public names
 
 Everything in `vantage.__all__`, written `vt.NAME` after `import vantage as vt`. These names are stable
@@ -59,17 +63,42 @@ def signature(name: str, value: Any) -> str:
 
 
 def words(value: Any) -> str:
-    """A docstring as Markdown: its code is marked as there."""
+    """A docstring as Markdown: its code is marked as there, and its arguments are a list."""
     text = (inspect.getdoc(value) or "").replace("``", "`")
+    text = ARGUMENT.sub(lambda match: f"- `{match[1].replace(', ', '`, `')}`: {' '.join(match[2].split())}", text)
     return re.sub(r"<(?=[A-Za-z])", "&lt;", text)
+
+
+@functools.cache
+def registered() -> dict[type, Entry[Any]]:
+    """The entry of each class that is a part of the package."""
+    return {entry.config: entry for kind in KINDS for entry in registry(kind).entries()}
+
+
+def summary(value: Any) -> str:
+    """What a part is, as its registry has it, where its docstring does not say so itself."""
+    entry = registered().get(value) if inspect.isclass(value) else None
+    if entry is None or not entry.summary or words(value).startswith(entry.summary.rstrip(".")):
+        return ""
+    return f"**{entry.title}.** {entry.summary}\n\n"
+
+
+def fields(value: Any) -> str:
+    """The parameters of a part that have help, as a list."""
+    if not inspect.isclass(value) or not is_config(value):
+        return ""
+    return "".join(f"- `{name}`: {info.help}\n" for name, info in parameters(value).items() if info.help)
 
 
 def entry(name: str) -> str:
     value = getattr(vt, name)
     if inspect.ismodule(value):
         public = [one for one in getattr(value, "__all__", ()) if not one.startswith("_")]
-        return f"### vt.{name}\n\n{words(value)}\n\nIt has {', '.join(f'`{one}`' for one in sorted(public))}.\n"
-    return f"### vt.{name}\n\n```\n{signature(name, value)}\n```\n\n{words(value)}\n"
+        has = f"\n\nIt has {', '.join(f'`{one}`' for one in sorted(public))}.\n" if public else "\n"
+        return f"### vt.{name}\n\n{words(value)}{has}"
+    help = fields(value)
+    text = f"{summary(value)}{words(value)}\n" + (f"\n{help}" if help else "")
+    return f"### vt.{name}\n\n```\n{signature(name, value)}\n```\n\n{text}"
 
 
 def page() -> str:

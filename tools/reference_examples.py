@@ -36,10 +36,13 @@ attentions = [
     vt.HeavilyCompressed(heads=4, ratio=4, near=4, maps=vt.SmallMaps(q_rank=16)),
     vt.CompressedSparse(heads=4, ratio=2, near=4, choice=vt.EntryChooser(keep=2, heads=2, head_dim=8)),
     vt.NativeSparse(heads=4, kv_heads=1, near=4, blocks=vt.BlockChooser(size=2, keep=4)),
+    vt.MoBA(heads=4, kv_heads=2, size=2, keep=3),
     vt.GatedDelta(heads=4, norm=norm),
     vt.KimiDelta(heads=4, norm=norm),
     vt.Mamba2(heads=4, norm=norm, state_dim=8),
     vt.GatedConvolution(taps=3),
+    vt.Lightning(heads=4),
+    vt.ValueResidual(heads=4, kv_heads=2, learned=True),
 ]
 for attention in attentions:
     position = "rope" if isinstance(attention, vt.GroupedQuery | vt.Latent) else "none"
@@ -67,6 +70,7 @@ encodings = [
     vt.Rope(base=500_000.0), vt.LeRope(), vt.FoPE(), vt.XPos(), vt.MultiAxisRope(), vt.AxialRope(),
     vt.SelfExtend(), vt.DualChunk(), vt.Alibi(), vt.T5(), vt.Shaw(), vt.TransformerXL(), vt.Kerple(), vt.Fire(),
     vt.CoPE(), vt.Forgetting(), vt.PaTH(), vt.RelativeBank(), vt.SSMax(), vt.Randomised(vt.Rope(), high=256),
+    vt.DAPE(), vt.PoPE(), vt.SelectiveRope(),
 ]  # fmt: skip
 for encoding in encodings:
     net = vt.build(vt.decoder(vocab=64, width=32, layers=1, heads=2, position=encoding)).eval()
