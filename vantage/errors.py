@@ -19,6 +19,14 @@ class Refused(VantageError, ValueError):
     """Parts that do not work together. The message is the reason."""
 
 
+class KernelRefused(Refused):
+    """A kernel that was asked for by name and cannot do this: its name, and why."""
+
+    def __init__(self, kernel: str, why: str):
+        super().__init__(f"the kernel {kernel!r} was requested, but {why}; use kernel='auto'")
+        self.kernel, self.why = kernel, why
+
+
 class CacheError(VantageError):
     """A cache that is full, belongs to another model, or cannot go back that far. The cache is as it was."""
 
@@ -36,7 +44,7 @@ class CheckpointError(VantageError, ValueError):
 
 
 class ContextWarning(UserWarning):
-    """A text goes past the context that a model was made for, or was ended by the last of its positions."""
+    """A text is longer than the context that a model was made for, or ended at the model's last position."""
 
 
 # whose frames stand between a user and a warning of ours

@@ -21,7 +21,7 @@ def test_what_each_layer_runs(tmp_path, capsys):
         "  reference: not needed: an earlier one accepts\n"
         "  blocks: not needed: nothing large is formed\n"
         "a step with a cache: modules\n"
-        "  lowered: T5Table has no native form\n"
+        "  lowered: DistanceTable has no native form on a CPU\n"
     )
     assert main(["inspect", "kernels", str(tmp_path / "model"), "--device", "cpu", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -34,7 +34,10 @@ def test_what_each_layer_runs(tmp_path, capsys):
     [
         ({}, "cpu", "lowered", {}),
         ({}, "cuda", "lowered", {}),
-        ({"position": "t5"}, "cuda", "graph of modules", {"lowered": "T5Table has no native form"}),
+        ({"position": "t5"}, "cpu", "modules", {"lowered": "DistanceTable has no native form on a CPU"}),
+        ({"position": "t5"}, "cuda", "lowered", {}),
+        ({"position": "fire"}, "cuda", "lowered", {}),
+        ({"position": "fox"}, "cuda", "graph of modules", {"lowered": "ForgetGate has no native form"}),
         (
             {"ffn": Experts(FeedForward(64, "silu", gated=True), 2, TopK(1))},
             "cuda",

@@ -108,7 +108,7 @@ def to_bring(source: str) -> bool:
 
 
 def pull(name: str, *, accept_terms: bool = False, progress: Progress | None = None) -> Path:
-    """Bring a model and return where it is. Does nothing if it is there already and whole."""
+    """Download a model and return its folder. Does nothing if it is there already and complete."""
     if not is_name(name):
         raise BadInput(f"{unknown('model', name, KNOWN)}, or a Hugging Face id (owner/name)")
     known = KNOWN.get(name)

@@ -22,6 +22,8 @@ examples:
   vantage check --device cuda          # the parts on a GPU
   vantage check --device cuda --kernels fused cudnn auto --dtype bfloat16
                                        # the same cells through kernels that need one
+  vantage check --device cuda --kernels fused --processes 12
+                                       # every pair that this kernel does not refuse
   vantage check --json > matrix.json   # for a program to read
 
 exit code: 0 if every cell passes, 1 if one fails, 2 for bad input
@@ -63,6 +65,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="with --kernels; default: %(default)s",
     )
     parser.add_argument("--share", default="1/1", metavar="I/N", help="with --kernels: only the I-th of N equal parts")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="with --kernels: every pair that a kernel does not refuse, over N processes",
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="with --processes: stop after so long")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
@@ -89,13 +98,26 @@ def run(args: argparse.Namespace) -> int:
 def _through_kernels(args: argparse.Namespace, progress: Bar) -> KernelReport:
     import torch
 
-    from vantage.conformance.kernel_column import run_through
+    from vantage.conformance.kernel_column import run_column, run_through
     from vantage.errors import BadInput, unknown
     from vantage.kernels import KERNELS
 
     for name in args.kernels:
         if name != "auto" and name not in KERNELS:
             raise BadInput(unknown("kernel", name, ["auto", *KERNELS]))
+    if args.processes is not None:
+        if args.processes < 1 or args.filter or args.share != "1/1":
+            raise BadInput(
+                "--processes runs all of a kernel's pairs over 1 process or more, without --filter and --share"
+            )
+        return run_column(
+            args.kernels,
+            dtype=getattr(torch, args.dtype),
+            device=args.device,
+            processes=args.processes,
+            seconds=args.seconds,
+            progress=progress,
+        )
     part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.share)
     if part is None or int(part[1]) > int(part[2]):
         raise BadInput(f"--share {args.share}: give I/N, such as 2/8")

@@ -141,5 +141,7 @@ def add_tensor_parallel(parser: argparse.ArgumentParser, verb: str) -> None:
         f"N",
     )
     parser.add_argument(
-        "--whole-experts", action="store_true", help="of those processes each has some of the experts, not some columns"
+        "--whole-experts",
+        action="store_true",
+        help="with --tensor-parallel: each process has some of the experts, not some columns of each",
     )
