@@ -59,7 +59,7 @@ def test_compare_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path
 def test_the_studio_on_a_terminal_listens_to_what_its_parent_ignored(tmp_path: Path) -> None:
     command = ["studio", f"tiny={tiny(tmp_path)}", "--no-browser", "--port", "0"]
     with terminal(command, tmp_path, ignoring=BACKGROUND) as t:
-        t.until(r"the studio is at http\S+ \(Ctrl-C ends it\)")
+        t.until(r"the studio is at http\S+ \(Ctrl-C to stop\)")
         t.type("\x03")
         assert t.process.wait(PATIENCE) == 0
 
