@@ -121,4 +121,4 @@ def _bring(source: str) -> None:
 
 
 def _tell(url: str, as_json: bool) -> None:
-    print(json.dumps({"url": url}) if as_json else f"serving on {url} (Ctrl-C ends it)", flush=True)
+    print(json.dumps({"url": url}) if as_json else f"serving on {url} (Ctrl-C to stop)", flush=True)
