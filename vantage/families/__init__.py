@@ -229,8 +229,8 @@ def _check_shared(how: str | None, adapter: object, max_memory: object) -> None:
     """What a share of a model cannot be."""
     if max_memory is not None:
         raise Refused(
-            "max_memory keeps layers off a device, and processes that share a model have no such layers yet: start more "
-            "processes, or leave tensor_parallel out"
+            "max_memory keeps layers off a device, and processes that share a model have no such layers yet: start "
+            "more processes, or leave tensor_parallel out"
         )
     if how in BITS:
         raise Refused(f"dtype={how!r} packs whole weights, which no process of several has: use a torch dtype")
