@@ -76,7 +76,7 @@ class ModelShare:
         """This process's share of a whole model that every process has alike."""
         share = empty_model(self.own, model.kernel)
         held = ((name, p.detach()) for name, p in model.named_parameters() if self.has(name))
-        put_parameters(share, {name: self.take(name, p).clone() for name, p in held})
+        put_parameters(share, {name: self._copy(name, p) for name, p in held})
         return self.connect(with_companions(share, model))
 
     def drawn(self, seed: int) -> Model:
@@ -85,9 +85,14 @@ class ModelShare:
 
         def keep(name: str, whole: Tensor) -> None:
             if self.has(name):
-                kept[name] = self.take(name, whole).clone()
+                kept[name] = self._copy(name, whole)
 
         draw_weights(self.spec, seed, keep)
         share = empty_model(self.own)
         put_parameters(share, kept)
         return self.connect(share)
+
+    def _copy(self, name: str, whole: Tensor) -> Tensor:
+        """This process's share of a parameter, in memory of its own."""
+        own = self.take(name, whole)
+        return own.clone() if own.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() else own
