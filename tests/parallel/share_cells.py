@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,9 +87,9 @@ def loaded(source: str, experts: int, tensor: int) -> tuple[Held, list[str]]:
     return _held(memory, model, shares[0].spec), _differing(model, shares[0])
 
 
-def resumed(folder: str, experts: int, tensor: int) -> tuple[int, int, list[str]]:
-    """Write a checkpoint of all processes, and read it again: the most bytes beside the share while reading, bytes of
-    the largest share of a parameter, and which are not what was written."""
+def resumed(folder: str, experts: int, tensor: int) -> tuple[Held, list[str]]:
+    """Write a checkpoint of all processes, and read it again: what is held beside the weights while reading (what is
+    mapped counts as if it were in memory), and which are not what was written. ``share``: of the largest parameter."""
     world = world_of(experts, tensor)
     share = share_of(deep("experts"), world)
     learner = TokenLearner(share.drawn(SEED))
@@ -101,7 +102,8 @@ def resumed(folder: str, experts: int, tensor: int) -> tuple[int, int, list[str]
     with PeakMemory() as memory:
         read_shares(Path(folder), 1, weights, shares)
     differing = [name for name, x in weights.items() if not torch.equal(x, wanted[name])]
-    return memory.peak, max(x.nbytes for x in weights.values()), differing
+    stored = [prod(shares.stored_shape(name, x)) * x.element_size() for name, x in weights.items()]
+    return Held(memory.peak, max(x.nbytes for x in weights.values()), max(stored), sum(stored)), differing
 
 
 def reason(source: str) -> str:
