@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -16,7 +15,7 @@ import vantage as vt
 from tests.kernels.peak_memory import PeakMemory
 from vantage.errors import CheckpointError
 from vantage.families import load_share
-from vantage.model import Model, build
+from vantage.model import Model, build, empty_model
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
 from vantage.parallel import ModelShare
@@ -119,9 +118,8 @@ def resident(whole_first: bool) -> tuple[int, int]:
     """By how many bytes this process grew at most while its half of a model was drawn, and the whole model's bytes."""
     spec = vt.decoder(vocab=64, width=1024, layers=4, heads=8, position="rope")
     share = share_of(spec, world_of(1, 2))
-    draw_some = vt.build(vt.decoder(vocab=9, width=16, layers=1, heads=2))  # what torch loads for its first draw
-    nbytes = sum(p.nbytes for p in vt.model.empty_model(spec).parameters())
-    del draw_some
+    vt.build(vt.decoder(vocab=9, width=16, layers=1, heads=2))  # so that torch has loaded what a draw needs
+    nbytes = sum(p.nbytes for p in empty_model(spec).parameters())
     before = _most()
     model = share.cut(build(spec, seed=SEED)) if whole_first else share.drawn(SEED)
     grown = _most() - before
@@ -130,6 +128,8 @@ def resident(whole_first: bool) -> tuple[int, int]:
 
 
 def _most() -> int:
+    import resource  # not everywhere
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
