@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,16 +33,24 @@ class PeakMemory(TorchDispatchMode):
             self._held += storage.nbytes()
             self.largest = max(self.largest, storage.nbytes() // x.element_size())
         if self._held > self.peak:  # only then is it worth while to see what is gone
-            self._live = {key: kept for key, kept in self._live.items() if not kept[0].expired()}
+            self._live = {key: (ref, _nbytes(ref)) for key, (ref, _) in self._live.items() if not ref.expired()}
             self._held = sum(size for _, size in self._live.values())
             self.peak = max(self.peak, self._held)
         return out
 
     def _is_new(self, x: Tensor) -> bool:
         """An address that was freed may come again."""
+        if x.is_meta:  # it has a size, and no memory
+            return False
         key = x.untyped_storage()._cdata
         known = self._live.get(key)
         return key not in self._given and (known is None or known[0].expired())
+
+
+def _nbytes(ref: StorageWeakRef) -> int:
+    """What it holds now: memory may be given back while the tensor stays."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+    return 0 if storage is None else storage.nbytes()
 
 
 def growth(run: Any, length: int) -> float:

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.expert_cells import with_experts
 from tests.parallel.tensor_cells import spec_of
-from tests.training.runs import tiny
 from vantage.conformance.factors import VOCAB
 from vantage.conformance.scenarios import sharpen
 from vantage.model import build
@@ -26,10 +25,9 @@ from vantage.training.batch import Batch
 from vantage.training.context_tokens import ContextTokens
 from vantage.training.distributed import World, blocks_of, mesh_of, shard, unshared
 from vantage.training.learners import TokenLearner
-from vantage.training.mesh_shares import MeshShares
+from vantage.training.mesh_shares import MeshShares, share_of
 from vantage.training.optimise.tensors import local, whole
 from vantage.training.sections import ParallelSettings
-from vantage.training.settings import settings_of
 
 NOTHING_SENT = ("recv_", "barrier", "wait_tensor", "_wrap_tensor_autograd")
 ROWS, CONTEXT = 2, 12  # of each process that has rows of its own
@@ -100,8 +98,9 @@ def one_step(name: str, data: int, experts: int, context: int, tensor: int, cut:
     (wanted * weights).sum().backward()
     gradients = {f"model.core.{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)  # some of it is trained in place
-    learner = TokenLearner(model)
-    shares = MeshShares(learner, settings_of(tiny()), world) if world.cut else None
+    share = share_of(model.spec, world) if world.cut else None
+    learner = TokenLearner(model if share is None else share.cut(model))
+    shares = None if share is None else MeshShares(learner, share, world)
     shard(learner, unshared(blocks_of(learner)), world, None)
     passes = None
     if context > 1:

@@ -15,7 +15,7 @@ from tests.parallel.processes import in_processes
 from tests.parallel.tensor_cells import spec_of
 from vantage.errors import BadInput
 from vantage.inspect.mesh_cost import mesh_cost
-from vantage.inspect.step_time import DeviceRates, table, training_time
+from vantage.inspect.step_time import H200, DeviceRates, table, training_time
 from vantage.model import empty_model
 from vantage.parallel.tensor import divided
 from vantage.spec.mesh import MeshShape
@@ -129,6 +129,11 @@ def test_the_table_of_predictions_is_what_the_model_of_step_time_gives() -> None
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     for row in table(spec, context=32768):
         assert row in page
+    published = [(8, 1, 2, 8192), (8, 1, 1, 32768), (4, 2, 1, 65536), (2, 4, 1, 131072), (1, 8, 1, 262144)]
+    for data, context, rows, tokens in published:  # those beside torchtitan's figures
+        time = training_time(spec, MeshShape(context=context, data=data), H200, context=tokens, batch=rows)
+        low, high = (rows * tokens / context / seconds for seconds in (time.exposed, time.hidden))
+        assert f"{low:,.0f} to {high:,.0f} |" in page
 
 
 def test_predictions_follow_the_bytes_and_the_rates() -> None:

@@ -15,7 +15,7 @@ from vantage.errors import BadInput, Refused
 from vantage.training import read_log
 from vantage.training.checkpoint import steps
 from vantage.training.distributed import World, shard
-from vantage.training.models import DataFacts
+from vantage.training.models import DataFacts, learner_of
 from vantage.training.settings import settings_of
 
 CLOSE = {"abs": 1e-5, "rel": 1e-5}
@@ -96,7 +96,7 @@ def test_two_processes_give_the_losses_of_one_and_read_each_others_checkpoints(
 
 
 def test_what_cannot_be_shared_out_is_refused_by_name() -> None:
-    learner = settings_of(tiny()).model.learner(DataFacts(9, 0))
+    learner = learner_of(settings_of(tiny()).model, DataFacts(9, 0))
     learner.register_parameter("temperature", torch.nn.Parameter(torch.tensor(1.0)))
     with pytest.raises(Refused, match="temperature is one number, which FSDP2 cannot share out"):
         shard(learner, [], World(0, 2), None)

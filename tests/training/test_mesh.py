@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vantage as vt
+from tests.parallel.share_cells import EXPERTS
 from tests.training.runs import in_torchrun, losses, on_cpu, task, tiny
 from tests.training.test_distributed import alike, same_model
 from vantage.errors import BadInput, Refused, VantageError
+from vantage.model.lora import Lora
 from vantage.training.checkpoint import steps
 from vantage.training.distributed import World
-from vantage.training.mesh_shares import MeshShares
-from vantage.training.models import DataFacts
+from vantage.training.mesh_shares import divided_learner, share_of
+from vantage.training.models import DataFacts, Loaded
 from vantage.training.run import check_processes
 from vantage.training.sections import ParallelSettings
 from vantage.training.settings import settings_of
+from vantage.training.text import Bytes
 
 DENSE = {"model": {"heads": 4, "kv_heads": 2, "position": "t5", "tied": True}, "save": {"every": 2, "keep": 9}}
 MIXED = {
@@ -123,6 +127,42 @@ def test_a_run_goes_from_arrangement_to_arrangement(tmp_path: Path) -> None:
     same_model(tmp_path / "one", folder)
 
 
+def tuned(source: Path, text: Path) -> dict[str, Any]:
+    """A run that goes on from a model."""
+    return {
+        "model": {"is": "loaded", "source": str(source)},
+        "data": {"is": "text", "files": str(text), "length": 12},
+        "save": {"every": 2, "keep": 9},
+    }
+
+
+@pytest.mark.slow
+def test_a_loaded_model_is_trained_over_processes_as_in_one(tmp_path: Path) -> None:
+    """From a folder (tied; both have the one key head) and from the checkpoint of a run, with rows and tokens apart."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    spec = vt.decoder(vocab=256, width=16, layers=2, heads=4, kv_heads=1, tied=True, max_length=32)
+    model = vt.build(spec, seed=4)
+    model.tokenizer = Bytes().build()
+    vt.save(model, tmp_path / "folder")
+    mixture = vt.build(replace(spec, layers=tuple(replace(layer, ffn=EXPERTS) for layer in spec.layers)), seed=5)
+    mixture.tokenizer = Bytes().build()
+    vt.save(mixture, tmp_path / "mixture")
+    on_cpu(tmp_path / "begun", tiny(**tuned(tmp_path / "folder", text)), stop=2)
+    begun = tmp_path / "begun" / "checkpoints"
+    checkpoint = begun / f"step-{steps(begun)[-1]:08d}"
+    (tmp_path / "two").mkdir()
+    compare(tmp_path / "two", 2, [(tuned(source, text), {"tensor": 2}) for source in (tmp_path / "folder", checkpoint)])
+    (tmp_path / "four").mkdir()
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (tuned(tmp_path / "folder", text), {"tensor": 2}),
+        (tuned(tmp_path / "folder", text), {"tensor": 2, "context": 2}),
+        (tuned(tmp_path / "folder", text), {"tensor": 4}),
+        (tuned(tmp_path / "mixture", text), {"tensor": 2, "experts": 2}),
+    ]
+    compare(tmp_path / "four", 4, cases)
+
+
 # ---- what is said
 
 
@@ -163,7 +203,13 @@ def test_what_a_mesh_cannot_do_is_refused(settings: dict[str, Any], world: World
 def test_what_cannot_be_cut_is_refused(settings: dict[str, Any], why: str) -> None:
     said = settings_of(tiny(**settings))
     with pytest.raises(Refused, match=why):
-        MeshShares(said.model.learner(DataFacts(9, 0)), said, World(0, 1, tensor=2))
+        divided_learner(said, DataFacts(9, 0), World(0, 1, tensor=2))
+
+
+@pytest.mark.parametrize("section", [Loaded("x", lora=Lora(2)), Loaded("x", adapter="y")])
+def test_an_adapter_is_refused_before_anything_is_read(section: Loaded) -> None:
+    with pytest.raises(Refused, match="for transformers that are trained whole"):
+        section.build_model(DataFacts(9, 0), lambda spec: share_of(spec, World()))
 
 
 def test_the_arrangement_is_no_other_run() -> None:

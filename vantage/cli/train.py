@@ -47,7 +47,8 @@ with any other change prints a note. The run's folder holds log.jsonl, TensorBoa
 end, the model. vt.load, `vantage generate` and the other commands take that folder. A loaded model (model.is =
 "loaded") with model.lora trains an adapter; other commands take it as --adapter runs/tuned, and
 model.adapter=runs/tuned continues its training. Load a recurrent model with vantage.families.recurrent.load_recurrent,
-a classifier with vantage.training.saved_model.load_classifier.
+a classifier with vantage.training.saved_model.load_classifier. With --tensor-parallel or --expert-parallel a process
+draws or reads its share of the weights only.
 """
 
 

@@ -36,7 +36,7 @@ from vantage.model.lora import adapted
 from vantage.model.memory_plan import MemoryPlan
 from vantage.model.packed import packed_weights
 from vantage.model.patches import PatchVectors
-from vantage.parallel import TensorParallel
+from vantage.parallel import Divide, Divided, TensorParallel
 from vantage.spec.model import ModelKind, ModelSpec
 
 
@@ -134,7 +134,8 @@ def load(
         raise BadInput(f"context={context} says for how many tokens max_memory keeps room: give that as well")
     checkpoint = TensorsInMemory(source) if in_memory else opened(path, dtype)
     dtype = _computed_in(checkpoint, dtype, how, where)
-    model, weights, parallel = _described(source, checkpoint, tensor_parallel, whole_experts)
+    divide = functools.partial(TensorParallel, whole_experts=whole_experts) if tensor_parallel else None
+    model, weights, parallel = _described(source, checkpoint, divide)
     model.kernel, model.fast = kernel, fast
     fit_buffers(model, dtype)
     plan = None if parallel is not None else planned(model, weights, how, dtype, where, max_memory, context)
@@ -146,9 +147,7 @@ def load(
         model = model if parallel is None else parallel.connect(model)
         for weight in packed_weights(model) if dtype is not torch.float32 else ():
             weight.to(dtype)
-    model.config = weights.family.saved_as(checkpoint.config)
-    model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else from_object(tokenizer)
-    model.image_processor = image_processor_of(checkpoint, model.spec)
+    _add_companions(model, weights, None if tokenizer is None else from_object(tokenizer))
     model = model if device is None or plan is not None else model.to(device)
     if put_on is not None:
         from vantage.families.adapters import load_adapter  # which needs this module
@@ -157,13 +156,30 @@ def load(
     return model.eval()
 
 
+def load_share(source: str | Path, divide: Divide) -> Model:
+    """This process's share of a model, in float32, to be trained over processes. No more of the files is read."""
+    path, adapter = find_with_adapter(_path(source), None)
+    _check_shared(None, adapter, None)
+    model, weights, share = _described(source, opened(path, torch.float32), divide)
+    assert share is not None, "it was divided"
+    fit_buffers(model, torch.float32)
+    fill(model, weights.links, weights.tensors, torch.float32, weights.family, weights.copies, parallel=share)
+    _add_companions(model, weights, None)
+    return share.connect(model)
+
+
+def _add_companions(model: Model, weights: OpenedCheckpoint, tokenizer: Tokenizer | None) -> None:
+    """What a checkpoint has besides weights."""
+    checkpoint: Any = weights.stored
+    model.config = weights.family.saved_as(checkpoint.config)
+    model.tokenizer = tokenizer_of(checkpoint) if tokenizer is None else tokenizer
+    model.image_processor = image_processor_of(checkpoint, model.spec)
+
+
 def _described(
-    source: object,
-    checkpoint: Folder | GGUFTensors | TrainingCheckpoint | TensorsInMemory,
-    tensor_parallel: bool,
-    whole_experts: bool = False,
-) -> tuple[Model, OpenedCheckpoint, TensorParallel | None]:
-    """The model without weights, and where they are."""
+    source: object, checkpoint: Folder | GGUFTensors | TrainingCheckpoint | TensorsInMemory, divide: Divide | None
+) -> tuple[Model, OpenedCheckpoint, Divided | None]:
+    """The model without weights, all of it or this process's share, and where they are."""
     family = family_of(checkpoint.config)
     tensors = RenamedTensors(with_prefix(family.unpacked(checkpoint), family.prefix), family.older)
     config = Config(checkpoint.config, tensors=tensors.names())
@@ -174,7 +190,7 @@ def _described(
             checkpoint, tensors, family, family.links(config, spec), copies_of(family, config, spec, tensors)
         )
         config.settle()
-        parallel = TensorParallel(spec, whole_experts=whole_experts) if tensor_parallel else None
+        parallel = None if divide is None else divide(spec)
         return empty_model(spec if parallel is None else parallel.own), weights, parallel
     except CheckpointError:
         raise
@@ -196,7 +212,7 @@ def memory_plan(
     dtype, how = check_dtype(dtype, where)
     checkpoint = opened(find_with_adapter(_path(source), None)[0], dtype)
     dtype = _computed_in(checkpoint, dtype, how, where)
-    model, weights, _ = _described(source, checkpoint, tensor_parallel=False)
+    model, weights, _ = _described(source, checkpoint, None)
     plan = planned(model, weights, how, dtype, where, max_memory, context)
     assert plan is not None, "a limit was given"
     return plan
@@ -212,7 +228,10 @@ def _computed_in(checkpoint: object, dtype: torch.dtype, how: str | None, where:
 def _check_shared(how: str | None, adapter: object, max_memory: object) -> None:
     """What a share of a model cannot be."""
     if max_memory is not None:
-        raise Refused("max_memory keeps layers off a device, and processes that share a model have no such layers yet")
+        raise Refused(
+            "max_memory keeps layers off a device, and processes that share a model have no such layers yet: start "
+            "more processes, or leave tensor_parallel out"
+        )
     if how in BITS:
         raise Refused(f"dtype={how!r} packs whole weights, which no process of several has: use a torch dtype")
     if adapter is not None:

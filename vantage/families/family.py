@@ -21,7 +21,7 @@ from vantage.families.packing import Packing, dense, sound
 from vantage.model import Model, empty_model, parameter_names
 from vantage.model.packed import put
 from vantage.model.wide import widen
-from vantage.parallel import TensorParallel
+from vantage.parallel import Divided
 from vantage.spec.model import ModelSpec
 
 
@@ -89,7 +89,7 @@ def fill(
     family: Family,
     copies: Copies,
     packing: Packing = dense,
-    parallel: TensorParallel | None = None,
+    parallel: Divided | None = None,
 ) -> None:
     """Check the accounts, then put the checkpoint's tensors where they belong: all of them, or this process's share."""
     check_accounts(model, links, tensors, family, copies, parallel)
@@ -102,7 +102,7 @@ def check_accounts(
     tensors: Tensors,
     family: Family,
     copies: Copies,
-    parallel: TensorParallel | None = None,
+    parallel: Divided | None = None,
 ) -> None:
     balance(model if parallel is None else empty_model(parallel.spec), links, tensors, family.ignored, copies)
     check_copies(tensors, copies)
@@ -116,7 +116,7 @@ def put_links(
     family: Family,
     packing: Packing,
     aliases: Mapping[str, list[str]],
-    parallel: TensorParallel | None = None,
+    parallel: Divided | None = None,
 ) -> None:
     """Put in what these links say. ``aliases``: of the model while it was empty."""
     for link in links:
@@ -130,7 +130,10 @@ def put_links(
         for name, value in zip(link.our_names, values, strict=True):
             if name not in aliases:  # of experts in one tensor, one that another process has
                 continue
-            parameter = nn.Parameter(value.to(kept).contiguous(), requires_grad=True)
+            own = value.to(kept).contiguous()
+            if parallel is not None and own.untyped_storage().nbytes() > own.nbytes:
+                own = own.clone()  # rows of a tensor that would be held as long as they are
+            parameter = nn.Parameter(own, requires_grad=True)
             for alias in aliases[name]:
                 _put(model, alias, parameter)
         if kept != dtype:
@@ -141,14 +144,14 @@ def _whole(link: Link, tensors: Tensors) -> list[Tensor]:
     return link.to_ours([sound(tensors.get(name), name) for name in link.their_names])
 
 
-def _share(link: Link, tensors: Tensors, parallel: TensorParallel) -> list[Tensor]:
+def _share(link: Link, tensors: Tensors, parallel: Divided) -> list[Tensor]:
     """What this process has of a link's parameters. Tensors are mapped, so where rows stay rows no others are read."""
-    wire, cut = parallel.wire, parallel.cuts[link.our_names[0]]
-    if isinstance(link, Joined) and len(cut.maps) == len(link.their) and link.dim == cut.dim:
-        mapped = zip(link.their, cut.maps, strict=True)
-        starts = [(name, m.start(wire.rank, wire.size) - m.first, m.own) for name, m in mapped]
-        parts = [sound(tensors.get(name).narrow(cut.dim, start, own), name) for name, start, own in starts]
-        return [torch.cat(parts, cut.dim)]
+    dim, slices = parallel.slices(link.our_names[0])
+    if isinstance(link, Joined) and len(slices) == len(link.their) and link.dim == dim:
+        mapped = zip(link.their, slices, strict=True)
+        return [
+            torch.cat([sound(tensors.get(name).narrow(dim, first, own), name) for name, (first, own) in mapped], dim)
+        ]
     if isinstance(link, Same) and not link.changes:
         return [sound(parallel.take(link.our, tensors.get(link.their)), link.their)]
     return [parallel.take(name, value) for name, value in zip(link.our_names, _whole(link, tensors), strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vantage.model.drawing import draw_weights
 from vantage.model.recipes import decoder, encoder, encoder_decoder
 from vantage.model.skeleton import empty_model, fit_buffers, no_weights, parameter_names
 from vantage.model.transformer import Model
@@ -22,6 +23,7 @@ __all__ = [
     "Model",
     "build",
     "decoder",
+    "draw_weights",
     "empty_model",
     "encoder",
     "encoder_decoder",

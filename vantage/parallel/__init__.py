@@ -4,8 +4,20 @@ experts."""
 from vantage.parallel.context import ContextParallel, ContextShare
 from vantage.parallel.cut import Cut
 from vantage.parallel.experts import ExpertParallel
+from vantage.parallel.model_share import Divide, Divided, ModelShare
 from vantage.parallel.spread_cache import SpreadCache
 from vantage.parallel.tensor import TensorParallel
 from vantage.parallel.wire import Wire
 
-__all__ = ["ContextParallel", "ContextShare", "Cut", "ExpertParallel", "SpreadCache", "TensorParallel", "Wire"]
+__all__ = [
+    "ContextParallel",
+    "ContextShare",
+    "Cut",
+    "Divide",
+    "Divided",
+    "ExpertParallel",
+    "ModelShare",
+    "SpreadCache",
+    "TensorParallel",
+    "Wire",
+]

@@ -47,6 +47,11 @@ class TensorParallel:
         """This process's share of a parameter."""
         return self.cuts[name].take(whole, self.wire.rank, self.wire.size)
 
+    def slices(self, name: str) -> tuple[int, list[tuple[int, int]]]:
+        """A dimension, and along it for each map of a parameter the first row and how many; none: all of it."""
+        cut = self.cuts[name]
+        return cut.dim, [(m.start(self.wire.rank, self.wire.size) - m.first, m.own) for m in cut.maps]
+
     def cut(self, model: Model) -> Model:
         """This process's share of a whole model, which every process has alike."""
         share = empty_model(self.own, model.kernel)

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from vantage.checkpoints.run_folder import STATE, folder_name, metadata, steps, verified_metadata
+from vantage.checkpoints.stored_tensors import StoredTensors
 from vantage.errors import CheckpointError
 from vantage.files import PART, remove_folder, replace_folder, sha256_of
 from vantage.training.distributed import World
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from vantage.training.mesh_shares import MeshShares
 
 __all__ = ["STATE", "folder_name", "metadata", "prune", "read", "read_shares", "steps", "verified_metadata", "write"]
-
-PORTION = 256 * 2**20  # bytes of shares whose wholes are read at a time
 
 
 def write(
@@ -90,15 +89,12 @@ def read(folder: Path, step: int, into: Mapping[str, Tensor], world: World) -> N
 
 
 def read_shares(folder: Path, step: int, into: Mapping[str, Tensor], shares: MeshShares) -> None:
-    """Fill tensors that are shares of what is stored. Each is read whole, so not all of them at a time."""
+    """Fill tensors that are shares of what is stored. Files are mapped, and of each tensor the share is read."""
     here = folder / folder_name(step)
-    check(here, {key: tuple(shares.room(key, x).shape) for key, x in into.items()}, shares.all_names(into))
-    for keys in _portions(into):
-        stored = {key: shares.room(key, into[key]) for key in keys}
-        with _quiet():
-            load_parts(stored, storage_reader=HuggingFaceStorageReader(str(here)), no_dist=True)
-        for key in keys:
-            shares.take(key, stored[key], into[key])
+    check(here, {key: shares.stored_shape(key, x) for key, x in into.items()}, shares.all_names(into))
+    stored = StoredTensors(here)
+    for key, x in into.items():
+        shares.take(key, stored.get(key), x)
 
 
 def check(here: Path, shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]) -> None:
@@ -112,19 +108,6 @@ def check(here: Path, shapes: Mapping[str, tuple[int, ...]], names: Iterable[str
             raise CheckpointError(f"{here}: {name} is {tuple(stored.size)} there, {shape} here: it is of another model")
     if extra := sorted(set(stored_tensors) - set(names)):
         raise CheckpointError(f"{here} has {extra[0]}, which is not wanted here: it is of another model or optimiser")
-
-
-def _portions(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Names of tensors that are together no larger than ``PORTION``, or one that is."""
-    keys, size = list[str](), 0
-    for key, x in tensors.items():
-        if keys and size + x.nbytes > PORTION:
-            yield keys
-            keys, size = [], 0
-        keys.append(key)
-        size += x.nbytes
-    if keys:
-        yield keys
 
 
 def _together(world: World) -> bool:

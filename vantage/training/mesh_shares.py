@@ -1,47 +1,62 @@
 """Training a model that lies over processes, by heads and columns or by experts: its gradients, and its checkpoints.
 
-A checkpoint holds whole tensors, as that of one process does. So a run goes on over as many processes as one likes, in
-whatever arrangement.
+A process draws or reads its share alone. A checkpoint holds whole tensors, as that of one process does. So a run goes
+on over as many processes as one likes, in whatever arrangement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from vantage.errors import Refused
-from vantage.model import Model
-from vantage.model.lora import adapted
-from vantage.parallel import ExpertParallel, TensorParallel
+from vantage.model import Model, empty_model
+from vantage.parallel import ModelShare
 from vantage.parallel.parameter_cut import ParameterCut
+from vantage.parallel.tensor import put_parameters, with_companions
+from vantage.spec.model import ModelSpec
 from vantage.training.distributed import World
 from vantage.training.learners import Learner
+from vantage.training.models import DataFacts, learner_of
 from vantage.training.optimise.adamw import AdamW
-from vantage.training.optimise.tensors import like, local, whole
+from vantage.training.optimise.tensors import like, local, reshard, whole
 from vantage.training.settings import TrainSettings
 
 CORE = "core."  # the model's name in its learner
 
 
-class MeshShares:
-    """A learner whose model is cut to this process's share. Its weights are drawn, or loaded, whole before that."""
+def divided_learner(settings: TrainSettings, facts: DataFacts, world: World) -> tuple[Learner, MeshShares]:
+    """A learner whose model is this process's share of the whole, which no process holds at any time."""
+    if not isinstance(settings.optimiser, AdamW):
+        raise Refused(
+            "parallel.tensor and parallel.experts need an optimiser that treats every number by itself: "
+            "optimiser.is = 'adamw'"
+        )
+    shares: list[ModelShare] = []
 
-    def __init__(self, learner: Learner, settings: TrainSettings, world: World):
-        core = learner.core
-        _check(core, settings)
-        assert isinstance(core, Model)
-        self.learner, self.world = learner, world
-        self.experts = ExpertParallel(core.spec, world.group("experts")) if world.experts > 1 else None
-        share = core if self.experts is None else self.experts.cut(core)
-        self.tensor = TensorParallel(share.spec, world.group("tensor")) if world.tensor > 1 else None
-        if self.tensor is not None:
-            share = self.tensor.cut(share)
-        if self.experts is not None:
-            self.experts.connect(share)
-        learner.register_module("core", share)
+    def divide(spec: ModelSpec) -> ModelShare:
+        shares.append(share_of(spec, world))
+        return shares[0]
+
+    learner = learner_of(settings.model, facts, divide)
+    return learner, MeshShares(learner, shares[0], world)
+
+
+def share_of(spec: ModelSpec, world: World) -> ModelShare:
+    """What this process has of a model."""
+    experts = world.group("experts") if world.experts > 1 else None
+    return ModelShare(spec, experts=experts, tensor=world.group("tensor") if world.tensor > 1 else None)
+
+
+class MeshShares:
+    """A learner whose model is this process's share."""
+
+    def __init__(self, learner: Learner, share: ModelShare, world: World):
+        self.learner, self.share, self.world = learner, share, world
+        self.experts, self.tensor = share.experts, share.tensor
         self._shapes = {name: tuple(p.shape) for name, p in learner.named_parameters()}
 
     # ---- gradients
@@ -116,27 +131,35 @@ class MeshShares:
         """Of what is stored, other processes' experts as well."""
         return [name for key in tensors for name in self._names(key)]
 
-    def room(self, key: str, x: Tensor) -> Tensor:
-        """Where the whole of what this is a share of can be read to."""
+    def stored_shape(self, key: str, x: Tensor) -> tuple[int, ...]:
+        """The shape of what this is a share of."""
         cut = self._cut_of(key, x)
-        return torch.empty(x.shape if cut is None else cut.shape, dtype=x.dtype)
+        return tuple(x.shape) if cut is None else cut.shape
 
     @torch.no_grad()
     def take(self, key: str, stored: Tensor, into: Tensor) -> None:
-        """This process's share of it."""
-        cut, own = self._cut_of(key, into), stored.to(into.device)
+        """This process's share of it. Where it is mapped from a file, no more is read."""
+        cut, own = self._cut_of(key, into), stored
         if self.tensor is not None and cut is not None:
             own = cut.take(own, self.tensor.wire.rank, self.tensor.wire.size)
-        into.copy_(like(into, own.contiguous()))
+        into.copy_(like(into, own.to(into.device).contiguous()))
 
     @torch.no_grad()
-    def whole_learner(self, fresh: Learner) -> Learner:
-        """A learner with all weights, in one that was just made: in the first process, who saves it."""
-        named = dict(self.learner.named_parameters()) | dict(self.learner.named_buffers())
-        stored = self.whole({f"model.{name}": x for name, x in named.items()})
-        places = dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+    def whole_learner(self, around: Callable[[Model], Learner]) -> Learner | None:
+        """A learner with all weights, in the first process, who saves it. ``around``: what trains a model."""
+        reshard(self.learner)
+        stored = self.whole({f"model.{name}": p for name, p in self.learner.named_parameters()})
+        if not self.world.first:
+            return None
+        core = self.learner.core
+        assert isinstance(core, Model)
+        model = with_companions(empty_model(self.share.spec, core.kernel), core)
+        prefix = f"model.{CORE}"
+        put_parameters(model, {key.removeprefix(prefix): x for key, x in stored.items() if key.startswith(prefix)})
+        fresh = around(model)
         for key, x in stored.items():
-            places[_parameter(key)].copy_(x)
+            if not key.startswith(prefix):
+                fresh.get_parameter(_parameter(key)).copy_(x)
         return fresh
 
     def _of_rank(self, full: Tensor, rank: int) -> Tensor:
@@ -172,16 +195,3 @@ class MeshShares:
 
 def _parameter(key: str) -> str:
     return key.partition(".")[2].partition(":")[0]
-
-
-def _check(core: object, settings: TrainSettings) -> None:
-    if not isinstance(core, Model) or adapted(core):
-        raise Refused(
-            "parallel.tensor and parallel.experts are for transformers that are trained whole: no adapter, no "
-            "recurrent model"
-        )
-    if not isinstance(settings.optimiser, AdamW):
-        raise Refused(
-            "parallel.tensor and parallel.experts need an optimiser that treats every number by itself: "
-            "optimiser.is = 'adamw'"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -10,12 +11,13 @@ import torch
 from vantage.checkpoints.adapter_folder import find_with_adapter
 from vantage.checkpoints.pull import find
 from vantage.checkpoints.tokenizer import Tokenizer
-from vantage.errors import BadInput, VantageError
-from vantage.families import family_of, load, opened
+from vantage.errors import BadInput, Refused, VantageError
+from vantage.families import family_of, load, load_share, opened
 from vantage.model import Model, build
 from vantage.model.lora import Lora, add_lora
 from vantage.model.recipes import decoder_spec, encoder_decoder_spec, encoder_spec
-from vantage.model.recurrent import RecurrentSpec, build_recurrent
+from vantage.model.recurrent import RecurrentModel, RecurrentSpec, build_recurrent
+from vantage.parallel import ModelShare
 from vantage.spec.model import Head, ModelSpec
 from vantage.spec.options import DecoderOptions, EncoderDecoderOptions, EncoderOptions, StackOptions, changed
 from vantage.training.learners import Classifier, Learner, PairLearner, RecurrentLearner, TokenLearner
@@ -23,6 +25,7 @@ from vantage.training.sequences import Reads
 from vantage.training.tables import OBJECT
 
 Options = TypeVar("Options", bound=StackOptions)
+Divide = Callable[[ModelSpec], ModelShare]  # of a whole model, what this process has
 WIDTH, LAYERS, HEADS = 256, 4, 4  # unless said
 
 
@@ -52,9 +55,18 @@ class ModelSection(Protocol):
         """Refuse now what could not be built, before anything is allocated."""
         ...
 
-    def learner(self, facts: DataFacts) -> Learner:
-        """The model, inside the module that trains it."""
+    def build_model(self, facts: DataFacts, divide: Divide | None = None) -> Any:
+        """The model with its first weights. ``divide``: this process's share of it, which is all that it ever holds."""
         ...
+
+    def around(self, model: Any, facts: DataFacts) -> Learner:
+        """The module that trains this model."""
+        ...
+
+
+def learner_of(section: ModelSection, facts: DataFacts, divide: Divide | None = None) -> Learner:
+    """A section's model, inside the module that trains it."""
+    return section.around(section.build_model(facts, divide), facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +91,11 @@ class Decoder(DecoderOptions):
     def check(self, facts: DataFacts) -> None:
         self.spec(facts.vocab)
 
-    def learner(self, facts: DataFacts) -> Learner:
-        return _learner_of(build(self.spec(facts.vocab), seed=facts.seed), facts, "last")
+    def build_model(self, facts: DataFacts, divide: Divide | None = None) -> Model:
+        return _drawn(self.spec(facts.vocab), facts.seed, divide)
+
+    def around(self, model: Model, facts: DataFacts) -> Learner:
+        return _around(model, facts, "last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +122,10 @@ class Encoder(EncoderOptions):
     def check(self, facts: DataFacts) -> None:
         self.spec(facts)
 
-    def learner(self, facts: DataFacts) -> Learner:
-        model = build(self.spec(facts), seed=facts.seed)
+    def build_model(self, facts: DataFacts, divide: Divide | None = None) -> Model:
+        return _drawn(self.spec(facts), facts.seed, divide)
+
+    def around(self, model: Model, facts: DataFacts) -> Learner:
         return Classifier(model, facts.classes, self.pool, facts.seed) if facts.classes else TokenLearner(model)
 
 
@@ -136,8 +153,11 @@ class EncoderDecoder(EncoderDecoderOptions):
     def check(self, facts: DataFacts) -> None:
         self.spec(facts.vocab)
 
-    def learner(self, facts: DataFacts) -> Learner:
-        return PairLearner(build(self.spec(facts.vocab), seed=facts.seed))
+    def build_model(self, facts: DataFacts, divide: Divide | None = None) -> Model:
+        return _drawn(self.spec(facts.vocab), facts.seed, divide)
+
+    def around(self, model: Model, facts: DataFacts) -> Learner:
+        return PairLearner(model)
 
 
 def _own_heads(section: Options) -> Options:
@@ -177,8 +197,13 @@ class Recurrent:
     def check(self, facts: DataFacts) -> None:
         self.spec(facts.vocab)
 
-    def learner(self, facts: DataFacts) -> Learner:
-        return RecurrentLearner(build_recurrent(self.spec(facts.vocab), seed=facts.seed))
+    def build_model(self, facts: DataFacts, divide: Divide | None = None) -> RecurrentModel:
+        if divide is not None:
+            raise _not_divided()
+        return build_recurrent(self.spec(facts.vocab), seed=facts.seed)
+
+    def around(self, model: RecurrentModel, facts: DataFacts) -> Learner:
+        return RecurrentLearner(model)
 
 
 @dataclass(frozen=True)
@@ -215,14 +240,18 @@ class Loaded:
         except VantageError as e:
             raise BadInput(f"model.source: {e}") from e
 
-    def learner(self, facts: DataFacts) -> Learner:
-        return _learner_of(self.model(facts.seed), facts, self.pool)
-
-    def model(self, seed: int) -> Model:
+    def build_model(self, facts: DataFacts, divide: Divide | None = None) -> Model:
+        if divide is not None:
+            if self.lora is not None or self.adapter is not None:
+                raise _not_divided()
+            return load_share(self.source, divide)
         model = load(self.source, adapter=self.adapter)
         if self.lora is not None:
-            add_lora(model, self.lora, seed=seed)
+            add_lora(model, self.lora, seed=facts.seed)
         return model
+
+    def around(self, model: Model, facts: DataFacts) -> Learner:
+        return _around(model, facts, self.pool)
 
 
 @dataclass(frozen=True)
@@ -242,12 +271,25 @@ class ModelObject:
         if self.spec.head is None and self.reads != "label":
             raise BadInput("this model has no head to predict tokens with: give it one, or train it on labels")
 
-    def learner(self, facts: DataFacts) -> Learner:
-        model = build(self.spec, seed=facts.seed) if self.model is None else self.model
-        return _learner_of(model, facts, "last" if self.spec.causal else "mean")
+    def build_model(self, facts: DataFacts, divide: Divide | None = None) -> Model:
+        return _drawn(self.spec, facts.seed, divide) if self.model is None else self.model
+
+    def around(self, model: Model, facts: DataFacts) -> Learner:
+        return _around(model, facts, "last" if self.spec.causal else "mean")
 
 
-def _learner_of(model: Model, facts: DataFacts, pool: str) -> Learner:
+def _drawn(spec: ModelSpec, seed: int, divide: Divide | None) -> Model:
+    return build(spec, seed=seed) if divide is None else divide(spec).drawn(seed)
+
+
+def _not_divided() -> Refused:
+    return Refused(
+        "parallel.tensor and parallel.experts are for transformers that are trained whole: no adapter, no recurrent "
+        "model"
+    )
+
+
+def _around(model: Model, facts: DataFacts, pool: str) -> Learner:
     if facts.classes:
         return Classifier(model, facts.classes, pool, facts.seed)
     if facts.vocab > model.spec.vocab:
@@ -258,4 +300,14 @@ def _learner_of(model: Model, facts: DataFacts, pool: str) -> Learner:
 MODELS: tuple[type[Any], ...] = (Decoder, Encoder, EncoderDecoder, Recurrent, Loaded)
 
 
-__all__ = ["MODELS", "DataFacts", "Decoder", "Encoder", "EncoderDecoder", "Loaded", "ModelObject", "Recurrent"]
+__all__ = [
+    "MODELS",
+    "DataFacts",
+    "Decoder",
+    "Encoder",
+    "EncoderDecoder",
+    "Loaded",
+    "ModelObject",
+    "Recurrent",
+    "learner_of",
+]

@@ -27,8 +27,8 @@ from vantage.training.example_data import StreamedRows
 from vantage.training.learners import Classifier, Learner
 from vantage.training.log import Reporter, ScoreRecord, SilentReporter
 from vantage.training.loop import Loop, TrainState
-from vantage.training.mesh_shares import MeshShares
-from vantage.training.models import DataFacts, Loaded, ModelObject
+from vantage.training.mesh_shares import divided_learner
+from vantage.training.models import DataFacts, Loaded, ModelObject, learner_of
 from vantage.training.optimise.tensors import reshard, whole
 from vantage.training.resume import claim
 from vantage.training.saved_model import describe_model, save_trained
@@ -111,9 +111,13 @@ class Run:
 
     def _loop(self) -> Loop:
         s = self.settings
-        learner = s.model.learner(self.requirements).to(self.device)
-        spec = learner.core.spec
-        shares = MeshShares(learner, s, self.world) if self.world.cut else None
+        shares = None
+        if self.world.cut:
+            learner, shares = divided_learner(s, self.requirements, self.world)
+        else:
+            learner = learner_of(s.model, self.requirements)
+        learner.to(self.device)
+        spec = learner.core.spec if shares is None else shares.share.spec
         blocks = blocks_of(learner)
         if s.loop.recompute:
             if not blocks:
@@ -191,7 +195,7 @@ class Run:
             if state.average is not None and not self.settings.evaluate.keeps_best:  # the best is an average already
                 state.average.take()
             learner = self._gathered()
-            if self.world.first:
+            if learner is not None:
                 base = self.settings.model.source if isinstance(self.settings.model, Loaded) else None
                 saved_to = save_trained(learner, self.opened, self.folder / "model", base, step=loop.step)
             self.world.wait()
@@ -203,16 +207,22 @@ class Run:
             state.learner.labels = self.opened.labels
         return Trained(core, state.learner, self.folder, loop.step, loop.finished, scores, saved_to)
 
-    def _gathered(self) -> Learner:
-        """The learner, whole: with several processes its weights are collected in a new one."""
+    def _gathered(self) -> Learner | None:
+        """The learner, whole: of several processes the first collects its weights in a new one, to save it."""
         learner, shares = self.loop.state.learner, self.loop.state.shares
         if not self.world.several:
             return learner
         if shares is not None:
-            return shares.whole_learner(self.settings.model.learner(self.requirements))
+            return shares.whole_learner(lambda model: self.settings.model.around(model, self.requirements))
         reshard(learner)
-        state = {name: whole(value).cpu() for name, value in learner.state_dict().items()}
-        fresh = self.settings.model.learner(self.requirements)
+        state: dict[str, Tensor] = {}
+        for name, value in learner.state_dict().items():
+            full = whole(value)
+            if self.world.first:
+                state[name] = full.cpu()
+        if not self.world.first:
+            return None
+        fresh = learner_of(self.settings.model, self.requirements)
         fresh.load_state_dict(state)
         return fresh
 

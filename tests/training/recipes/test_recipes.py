@@ -11,7 +11,7 @@ import pytest
 
 from vantage.errors import BadInput
 from vantage.training import Trained, read_settings, recipes, train
-from vantage.training.models import DataFacts
+from vantage.training.models import DataFacts, learner_of
 from vantage.training.promises import promise_of
 from vantage.training.sources import TaskExamples
 
@@ -71,7 +71,7 @@ def test_the_two_recurrent_recipes_differ_in_attention_and_have_as_many_paramete
     """A1 compares them: whatever else differed could be the reason."""
     without, with_attention = (read_settings(name)[0] for name in ("case-rnn", "case-rnn-attention"))
     sizes = [
-        sum(p.numel() for p in made.model.learner(DataFacts(vocab=59, seed=0)).parameters())
+        sum(p.numel() for p in learner_of(made.model, DataFacts(vocab=59, seed=0)).parameters())
         for made in (without, with_attention)
     ]
     assert abs(sizes[0] / sizes[1] - 1) < 0.01
