@@ -12,18 +12,22 @@ from vantage.training.sequences import Sequences
 from vantage.training.tasks import task
 
 CPU = torch.device("cpu")
+AROUND = ("gate", "top-k", "shared-keys", "exclusive")  # parts around attention
 RATES = (1e-3, 1e-3, 3e-3)
 
 
-def parts(position: str):
-    made = section(position, "multi-head", ModelShape(16, 2, 2), 40)
+def parts(position: str, attention: str = "multi-head"):
+    made = section(position, attention, ModelShape(16, 2, 2), 40)
     data = [Sequences(task("ordering"), made.reads, (2, 9), (9,), 16, seed) for seed in range(3)]
     return made.spec(data[0].vocab), data, Recipe(steps=4, batch=6)
 
 
-@pytest.mark.parametrize("position", all_positions())
-def test_a_model_in_a_stack_learns_what_it_learns_alone(position):
-    spec, data, recipe = parts(position)
+@pytest.mark.parametrize(
+    ("position", "attention"),
+    [*((position, "multi-head") for position in all_positions()), *(("rope", name) for name in AROUND)],
+)
+def test_a_model_in_a_stack_learns_what_it_learns_alone(position, attention):
+    spec, data, recipe = parts(position, attention)
     stack = Stack(spec, [0, 1, 2], data, RATES, recipe, CPU)
     together = stack.train()
     alone, losses = train_in_turn(lambda i: Stack(spec, [i], [data[i]], [RATES[i]], recipe, CPU), 3)
