@@ -23,7 +23,7 @@ from vantage.conformance.scenarios import sharpen
 from vantage.errors import Refused
 from vantage.spec.parts import Shape
 
-SHAPE = Shape(width=8, heads=4, kv_heads=2, key_dim=6, value_dim=6, rotary_dim=6)
+SHAPE = Shape(width=8, heads=4, kv_heads=2, key_dim=16, value_dim=16, rotary_dim=16)
 
 
 def spec(**options) -> vt.ModelSpec:
@@ -47,12 +47,12 @@ def test_the_worked_number(share, want):
 
 
 def test_neommes_own_module():
-    config = NeoMMEConfig(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
+    config = NeoMMEConfig(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
     theirs, ours = NeoMMEExclusiveSelfAttention(config).double(), vt.Exclusive().build(SHAPE).double()
     with torch.no_grad():
         theirs.alpha.copy_(vectors(4))
         ours.alpha.copy_(theirs.alpha)
-    out, values = vectors(2, 4, 5, 6, seed=1), vectors(2, 2, 5, 6, seed=2)
+    out, values = vectors(2, 4, 5, 16, seed=1), vectors(2, 2, 5, 16, seed=2)
     want = theirs(out.transpose(1, 2), values).transpose(1, 2)
     torch.testing.assert_close(ours.with_values(out, values), want, rtol=1e-6, atol=1e-6)  # theirs rounds v to float32
 
@@ -60,7 +60,7 @@ def test_neommes_own_module():
 def test_nothing_seen_stays_nothing_and_no_value_takes_nothing():
     part = vt.Exclusive().build(SHAPE).double()
     torch.nn.init.constant_(part.alpha, 1.0)
-    out, values = vectors(1, 4, 3, 6), vectors(1, 2, 3, 6, seed=1)
+    out, values = vectors(1, 4, 3, 16), vectors(1, 2, 3, 16, seed=1)
     assert not part.with_values(torch.zeros_like(out), values).any()
     assert torch.equal(part.with_values(out, torch.zeros_like(values)), out)
 
@@ -95,7 +95,7 @@ def test_generated_and_saved(tmp_path):
 
 def test_gradients():
     part = vt.Exclusive().build(SHAPE).double()
-    out, values = vectors(1, 4, 3, 6).requires_grad_(), vectors(1, 2, 3, 6, seed=1).requires_grad_()
+    out, values = vectors(1, 4, 3, 16).requires_grad_(), vectors(1, 2, 3, 16, seed=1).requires_grad_()
     alpha = vectors(4, seed=2).requires_grad_()
 
     def removed(o: torch.Tensor, v: torch.Tensor, a: torch.Tensor) -> torch.Tensor:

@@ -80,7 +80,7 @@ def _attention(name: str, heads: int) -> AttentionConfig:
         return GroupedQuery(heads, GROUPED[name](heads))
     if name in NORMALISERS:
         return GroupedQuery(heads, scores=Scores(normalise=NORMALISERS[name].make()))
-    return ATTENTIONS[name].make(heads) if name in ATTENTIONS else GroupedQuery(heads)
+    return ATTENTIONS[name].make(heads) if name in ATTENTIONS else _attention("multi-head", heads)
 
 
 def _encoding(name: str, longest: int) -> Any:
