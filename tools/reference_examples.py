@@ -44,6 +44,7 @@ attentions = [
     vt.Lightning(heads=4),
     vt.ValueResidual(heads=4, kv_heads=2, learned=True),
     vt.LowRankQuery(heads=4, rank=16),
+    vt.Canon(heads=4, taps=3),
 ]
 for attention in attentions:
     position = "rope" if isinstance(attention, vt.GroupedQuery | vt.Latent) else "none"

@@ -42,6 +42,7 @@ _WHERE = {
     "vantage.training": ("train",),
     "vantage.attention": (
         "BlockChooser",
+        "Canon",
         "CompressedSparse",
         "Differential",
         "EntryChooser",

@@ -10,6 +10,7 @@ import pytest
 import vantage as vt
 from tests.attention.helpers import attention, build_context
 from vantage.attention import (
+    Canon,
     CompressedSparse,
     Differential,
     EntryChooser,
@@ -113,6 +114,12 @@ BY_HAND: dict[str, tuple[AttentionConfig, Shape, CacheShape, dict[str, tuple[str
         ValueResidual(4, 2, 3),
         Shape(16, 4, 2, 3, 3, 3),
         CacheShape(2, 3, 3),
+        {"q": ("qkv", 0, 12, 4), "k": ("qkv", 12, 6, 2), "v": ("qkv", 18, 6, 2), "heads": ("out", 0, 12, 4)},
+    ),
+    "canon": (
+        Canon(4, 2, 3, taps=3),
+        Shape(16, 4, 2, 3, 3, 3),
+        CacheShape(2, 3, 3, states=(StateShape((2, 16)), StateShape((2, 24)))),
         {"q": ("qkv", 0, 12, 4), "k": ("qkv", 12, 6, 2), "v": ("qkv", 18, 6, 2), "heads": ("out", 0, 12, 4)},
     ),
     "low-rank-query": (

@@ -1,6 +1,7 @@
 """Attention modules. Each reads like its formula; position, cache and kernel are handed in."""
 
 from vantage.attention import indexer, qk
+from vantage.attention.canon import Canon
 from vantage.attention.compressed import SmallMaps
 from vantage.attention.compressed_sparse import CompressedSparse, EntryChooser
 from vantage.attention.delta import GatedDelta
@@ -33,6 +34,7 @@ __all__ = [
     "QK_PARTS",
     "Additive",
     "BlockChooser",
+    "Canon",
     "CompressedSparse",
     "Differential",
     "Dot",
@@ -81,6 +83,7 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "value_residual",
         "moba",
         "low_rank_query",
+        "canon",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),
 )

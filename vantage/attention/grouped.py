@@ -100,6 +100,7 @@ class GroupedQueryAttention(nn.Module):
         normaliser: MakesNormaliser | None = None,
         values: nn.Module | None = None,  # from a layer's own values and the pass to those that it keeps
         queries: LowRankQueries | None = None,  # from a small vector to the queries
+        convolutions: nn.Module | None = None,  # around the map to queries, keys and values
     ):
         super().__init__()
         self.index, self.shape = context.index, shape
@@ -116,6 +117,7 @@ class GroupedQueryAttention(nn.Module):
         self.value_norm = nn.Identity() if own_norm is None else own_norm.build(shape.value_dim)
         self.values = values
         self.queries = nn.Identity() if queries is None else queries
+        self.convolutions = convolutions
         self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
         self.on_reading = acts_on_reading(context.qk)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
@@ -129,13 +131,17 @@ class GroupedQueryAttention(nn.Module):
 
     def project(self, x_BTD: Tensor) -> list[Tensor]:
         """(B, T, D) to q (B, H, T, d), and where it has its own to k (B, G, T, d) and v (B, G, T, d_v)."""
-        B, T, _ = x_BTD.shape
-        low, *others = self.clip(self.qkv(x_BTD)).split(self.widths, dim=-1)
+        return self.heads_of(self.qkv(x_BTD))
+
+    def heads_of(self, qkv_BTC: Tensor) -> list[Tensor]:
+        B, T, _ = qkv_BTC.shape
+        low, *others = self.clip(qkv_BTC).split(self.widths, dim=-1)
         projected = (self.queries(low), *others)
         return [x.view(B, T, n, -1).transpose(1, 2) for x, n in zip(projected, self.counts, strict=True)]
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
-        q_raw, *keys_and_values = self.project(x_BTD)
+        mixed = None if self.convolutions is None else self.convolutions(x_BTD, self.qkv, ctx)
+        q_raw, *keys_and_values = self.project(x_BTD) if mixed is None else self.heads_of(mixed)
         if keys_and_values:
             keys_and_values[1] = self.kept_values(keys_and_values[1], ctx)
         q, view = self.place(x_BTD, ctx, q_raw, *keys_and_values)
@@ -184,6 +190,8 @@ class GroupedQueryAttention(nn.Module):
     def queries_and_keys(self, x_BTD: Tensor) -> QueriesAndKeys:
         if self.source is not None:
             raise Refused(f"layer {self.index} reads the keys of layer {self.source}: its scores cannot be taken apart")
+        if self.convolutions is not None:
+            raise Refused(f"layer {self.index} convolves its queries and keys: its scores cannot be taken apart")
         q, k, _ = self.project(x_BTD)
         return QueriesAndKeys(q, k)
 
@@ -211,6 +219,8 @@ class GroupedQueryAttention(nn.Module):
             raise CannotLower("values of another layer have no native form")
         if not isinstance(self.queries, nn.Identity):
             raise CannotLower("low-rank queries have no native form")
+        if self.convolutions is not None:
+            raise CannotLower("convolved queries and keys have no native form")
         if self.source is not None:
             raise CannotLower("keys of another layer have no native form")
         for transform in self.output:

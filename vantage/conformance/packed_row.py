@@ -57,7 +57,7 @@ def _explained_inside(p: Probe, documents: Documents, logits: Tensor) -> Fault |
     with subject.tracing() as tracer:
         subject.packed(p.tokens, documents.where)
     runs = Runs(subject.model, "a packed row", right, tracer.passes, p.relative, cached=False)
-    return _read_order(p, documents.where, logits) or runs.explain() or Fault(NOT_ALONE)
+    return _read_order(p, documents.where, logits) or runs.explain()
 
 
 def _read_order(p: Probe, where: Positions, logits: Tensor) -> Fault | None:
