@@ -88,8 +88,6 @@ ENTRY = Entry(
     default=lambda heads: LowRankQuery(heads or 1),
     variants={
         "low-rank-query": lambda size: LowRankQuery(size.heads, rank=6, norm=size.norm),
-        "low-rank-query-wide": lambda size: LowRankQuery(
-            size.heads, 2, head_dim=2 * size.head_dim, scores=Scores(sinks=True)
-        ),
+        "low-rank-query-grouped": lambda size: LowRankQuery(size.heads, size.heads // 2, rank=3),
     },
 )
