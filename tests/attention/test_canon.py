@@ -15,6 +15,7 @@ from tests.attention.model_checks import (
     check_cached,
     check_costs,
     check_generated,
+    check_gradients,
     check_saved,
     check_taken_back,
     small_model,
@@ -129,13 +130,7 @@ def test_without_any_encoding_it_tells_neighbours_apart():
 
 def test_gradients():
     m = vt.build(vt.decoder(vocab=19, width=8, layers=1, attention=vt.Canon(2, taps=3))).double()
-    checked = {n: p.detach().clone().requires_grad_() for n, p in m.named_parameters() if "convolutions" in n}
-    assert len(checked) == 2
-
-    def logits(*given: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(m, dict(zip(checked, given, strict=True)), (TOKENS[:, :5],))[..., 0]
-
-    assert torch.autograd.gradcheck(logits, tuple(checked.values()))
+    check_gradients(m, "convolutions", count=2)
 
 
 def test_costs_are_those_of_grouped_query_attention():

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 import vantage as vt
 from tests.attention.helpers import F64
 from tests.attention.model_checks import (
-    TOKENS,
     check_cached,
     check_costs,
     check_generated,
+    check_gradients,
     check_saved,
     check_taken_back,
     small_model,
@@ -76,14 +76,7 @@ def test_generated():
 
 def test_gradients():
     m = vt.build(vt.decoder(vocab=19, width=8, layers=1, attention=vt.LowRankQuery(2, rank=3))).double()
-    ends = ("queries.up.weight", "qkv.weight")
-    checked = {name: p.detach().clone().requires_grad_() for name, p in m.named_parameters() if name.endswith(ends)}
-    assert len(checked) == 2
-
-    def logits(*given: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(m, dict(zip(checked, given, strict=True)), (TOKENS[:, :5],))[..., 0]
-
-    assert torch.autograd.gradcheck(logits, tuple(checked.values()))
+    check_gradients(m, "queries.up.weight", "qkv.weight", count=2)
 
 
 def test_costs_are_what_torch_counts():

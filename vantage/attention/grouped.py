@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -116,7 +116,7 @@ class GroupedQueryAttention(nn.Module):
         own_norm = config.value_norm if own else None
         self.value_norm = nn.Identity() if own_norm is None else own_norm.build(shape.value_dim)
         self.values = values
-        self.queries = nn.Identity() if queries is None else queries
+        self.queries: Any = nn.Identity() if queries is None else queries
         self.convolutions = convolutions
         self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
         self.on_reading = acts_on_reading(context.qk)
