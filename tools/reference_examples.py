@@ -43,6 +43,8 @@ attentions = [
     vt.GatedConvolution(taps=3),
     vt.Lightning(heads=4),
     vt.ValueResidual(heads=4, kv_heads=2, learned=True),
+    vt.LowRankQuery(heads=4, rank=16),
+    vt.Canon(heads=4, taps=3),
 ]
 for attention in attentions:
     position = "rope" if isinstance(attention, vt.GroupedQuery | vt.Latent) else "none"
@@ -59,7 +61,7 @@ for normalise in [*normalisers, vt.StickBreaking()]:
 layer = vt.decoder(vocab=64, width=32, layers=1, heads=4).layers[0]
 chosen = replace(layer, indexer=vt.TopKIndexer(keep=4, heads=2, head_dim=8))  # each query attends to its 4 best keys
 alone = replace(layer, ffn=vt.NoFeedForward())  # attention and nothing else
-print(chosen, alone, vt.SharedIndexer(0), vt.QKNorm(norm), vt.OutputGate())  # parts of a layer
+print(chosen, alone, vt.SharedIndexer(0), vt.QKNorm(norm), vt.OutputGate(), vt.Exclusive())  # parts of a layer
 
 # ---- Position
 import torch

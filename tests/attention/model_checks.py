@@ -78,3 +78,15 @@ def check_saved(m: vt.Model, folder: Path) -> vt.Model:
     assert again.spec == m.spec
     torch.testing.assert_close(again(TOKENS), m(TOKENS))
     return again
+
+
+def check_gradients(m: vt.Model, *parts: str, count: int) -> None:
+    """Of logits by the parameters with one of these in their names, of which there are so many."""
+    names = {name: p for name, p in m.named_parameters() if any(part in name for part in parts)}
+    checked = {name: p.detach().clone().requires_grad_() for name, p in names.items()}
+    assert len(checked) == count
+
+    def logits(*given: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(m, dict(zip(checked, given, strict=True)), (TOKENS[:, :6],))[..., 0]
+
+    assert torch.autograd.gradcheck(logits, tuple(checked.values()))

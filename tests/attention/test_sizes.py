@@ -10,6 +10,7 @@ import pytest
 import vantage as vt
 from tests.attention.helpers import attention, build_context
 from vantage.attention import (
+    Canon,
     CompressedSparse,
     Differential,
     EntryChooser,
@@ -20,6 +21,7 @@ from vantage.attention import (
     KimiDelta,
     Latent,
     Lightning,
+    LowRankQuery,
     Mamba2,
     MoBA,
     NativeSparse,
@@ -113,6 +115,18 @@ BY_HAND: dict[str, tuple[AttentionConfig, Shape, CacheShape, dict[str, tuple[str
         Shape(16, 4, 2, 3, 3, 3),
         CacheShape(2, 3, 3),
         {"q": ("qkv", 0, 12, 4), "k": ("qkv", 12, 6, 2), "v": ("qkv", 18, 6, 2), "heads": ("out", 0, 12, 4)},
+    ),
+    "canon": (
+        Canon(4, 2, 3, taps=3),
+        Shape(16, 4, 2, 3, 3, 3),
+        CacheShape(2, 3, 3, states=(StateShape((2, 16)), StateShape((2, 24)))),
+        {"q": ("qkv", 0, 12, 4), "k": ("qkv", 12, 6, 2), "v": ("qkv", 18, 6, 2), "heads": ("out", 0, 12, 4)},
+    ),
+    "low-rank-query": (
+        LowRankQuery(4, 2, 3, rank=5),
+        Shape(16, 4, 2, 3, 3, 3),
+        CacheShape(2, 3, 3),
+        {"q": ("queries", 0, 12, 4), "k": ("qkv", 5, 6, 2), "v": ("qkv", 11, 6, 2), "heads": ("out", 0, 12, 4)},
     ),
     "moba": (
         MoBA(4, 2, 3),

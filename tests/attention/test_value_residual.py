@@ -14,6 +14,7 @@ from tests.attention.model_checks import (
     check_cached,
     check_costs,
     check_generated,
+    check_gradients,
     check_saved,
     check_taken_back,
     small_model,
@@ -79,14 +80,7 @@ def test_gradients_reach_the_first_layer_and_the_shares():
     m = vt.build(vt.decoder(vocab=19, width=16, layers=3, attention=vt.ValueResidual(2, learned=True))).double()
     shares = [p for name, p in m.named_parameters() if name.endswith("values.learned")]
     assert [p.tolist() for p in shares] == [[0.5, 0.5]] * 2  # the first layer mixes nothing
-    ends = ("values.learned", "blocks.0.steps.0.sublayer.qkv.weight")
-    checked = {name: p.detach().clone().requires_grad_() for name, p in m.named_parameters() if name.endswith(ends)}
-    assert len(checked) == 3
-
-    def logits(*given: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(m, dict(zip(checked, given, strict=True)), (TOKENS[:, :7],))[..., 0]
-
-    assert torch.autograd.gradcheck(logits, tuple(checked.values()))
+    check_gradients(m, "values.learned", "blocks.0.steps.0.sublayer.qkv.weight", count=3)
 
 
 def test_costs_are_those_of_grouped_query_attention():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import vantage as vt
@@ -86,6 +88,30 @@ def test_a_normaliser_competes_as_multi_head_attention_with_it():
     check_names(attentions=["entmax"])
 
 
+def test_parts_around_attention_compete_as_multi_head_attention_with_them():
+    """A gate, an indexer, and keys shared by two layers each; what keeps something per token cannot act in the last."""
+    from vantage.compare.entries import ModelShape, attentions, goes_with, section
+    from vantage.compare.names import NAMES_EXPLAINED, check_names
+
+    names = ("gate", "top-k", "shared-keys")
+    assert set(names) <= set(attentions())
+    assert "shared" not in attentions()  # an indexer that needs another layer's
+    check_names(attentions=names)
+    assert "shared-keys" in NAMES_EXPLAINED
+    specs = {name: section("rope", name, ModelShape(16, 4, 2), 40).spec(9) for name in ("multi-head", *names)}
+    layers = {name: spec.layers for name, spec in specs.items()}
+    assert all(layer.output == (vt.OutputGate(),) for layer in layers["gate"])
+    assert all(layer.indexer == vt.TopKIndexer(keep=8, heads=4, head_dim=16) for layer in layers["top-k"])
+    assert [layer.source for layer in layers["shared-keys"]] == [None, 0, None, 2]
+    for name in names:  # nothing else differs
+        plain = tuple(replace(layer, output=(), indexer=None, source=None) for layer in layers[name])
+        assert plain == layers["multi-head"]
+    assert [goes_with("fox", name) for name in names] == [True, True, False]
+    small = Experiment(tasks=("copy",), positions=("fox", "rope"), attention=("multi-head", *names), seeds=1)
+    left_out = {(p, a) for p in ("fox", "rope") for a in ("multi-head", *names)} - {e[1:] for e in small.entries()}
+    assert left_out == {("fox", "shared-keys")}
+
+
 def test_layers_with_a_state_compete_without_a_position():
     """They have no scores, so they are left out where an encoding is; with encodings alone nothing of them is left."""
     from vantage.compare.entries import attentions
@@ -96,7 +122,7 @@ def test_layers_with_a_state_compete_without_a_position():
     small = Experiment(tasks=("copy",), positions=("none", "rope"), attention=("multi-head", *states), seeds=1)
     wanted = {("none", "multi-head"), ("rope", "multi-head"), *(("none", name) for name in states)}
     assert {(position, attention) for _, position, attention in small.entries()} == wanted
-    with pytest.raises(BadInput, match=r"lightning has no scores .* add none to the positions"):
+    with pytest.raises(BadInput, match="none of these positions can act in lightning: add none to the positions"):
         Experiment(tasks=("copy",), positions=("rope", "none-bidirectional"), attention=("multi-head", "lightning"))
     equal = Experiment(tasks=("copy",), positions=("none", "rope"), attention=("multi-head", "lightning"), seeds=1,
                        equal="parameters")  # fmt: skip

@@ -5,25 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vantage.compare.entries import ModelShape, all_positions, section
+from vantage.compare.entries import ModelShape, all_positions, attentions, section
 from vantage.compare.stack import Recipe, Stack, train_in_turn
 from vantage.model.maps import parameter_kinds
 from vantage.training.sequences import Sequences
 from vantage.training.tasks import task
 
 CPU = torch.device("cpu")
+AROUND = ("gate", "top-k", "shared-keys", "exclusive", "canon", "low-rank-query")  # parts around attention
 RATES = (1e-3, 1e-3, 3e-3)
 
 
-def parts(position: str):
-    made = section(position, "multi-head", ModelShape(16, 2, 2), 40)
+def parts(position: str, attention: str = "multi-head"):
+    made = section(position, attention, ModelShape(16, 2, 2), 40)
     data = [Sequences(task("ordering"), made.reads, (2, 9), (9,), 16, seed) for seed in range(3)]
     return made.spec(data[0].vocab), data, Recipe(steps=4, batch=6)
 
 
-@pytest.mark.parametrize("position", all_positions())
-def test_a_model_in_a_stack_learns_what_it_learns_alone(position):
-    spec, data, recipe = parts(position)
+@pytest.mark.parametrize(
+    ("position", "attention"),
+    [*((position, "multi-head") for position in all_positions()), *(("rope", name) for name in AROUND)],
+)
+def test_a_model_in_a_stack_learns_what_it_learns_alone(position, attention):
+    spec, data, recipe = parts(position, attention)
     stack = Stack(spec, [0, 1, 2], data, RATES, recipe, CPU)
     together = stack.train()
     alone, losses = train_in_turn(lambda i: Stack(spec, [i], [data[i]], [RATES[i]], recipe, CPU), 3)
@@ -33,6 +37,19 @@ def test_a_model_in_a_stack_learns_what_it_learns_alone(position):
             torch.testing.assert_close(
                 weights[i], one.weights[name][0], rtol=0, atol=3e-4
             )  # Adam turns rounding of tiny gradients into steps
+
+
+@pytest.mark.parametrize("attention", attentions())
+def test_every_attention_takes_a_step(attention):
+    """With rows longer than what is selected, so that indexers choose. Only their maps may stay as they are."""
+    made = section("none", attention, ModelShape(16, 2, 2), 40)
+    data = [Sequences(task("copy"), made.reads, (12, 16), (16,), 16, 0)]
+    recipe = Recipe(steps=2, batch=6, weight_decay=0.0)
+    stack = Stack(made.spec(data[0].vocab), [0], data, [1e-3], recipe, CPU)
+    before = {name: weights.clone() for name, weights in stack.weights.items()}
+    assert bool(stack.train().isfinite().all())
+    still = {name for name, weights in stack.weights.items() if torch.equal(weights, before[name])}
+    assert all(".indexer." in name or ".choice." in name for name in still), still
 
 
 def test_models_of_a_stack_differ():

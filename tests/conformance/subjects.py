@@ -20,7 +20,8 @@ VOCAB = 50
 NAMES = [law.name for law in LAWS]
 CACHED = {"cached-steps", "cached-chunks", "padding-cached", "rollback", "fork"}
 COUNTED = {"cached-counting"}  # asked of models that count positions themselves
-INSIDE = {"positions-not-slots", "attention-formula", "packed"}  # asked of our own models alone
+INSIDE = {"positions-not-slots", "attention-formula"}  # asked of our own models alone
+DOCUMENTS = {"packed"}  # a callable has no way to mark documents
 
 
 def ours(**said: Any) -> vt.Model:

@@ -13,6 +13,7 @@ import vantage as vt
 from tests.conformance.subjects import (
     CACHED,
     COUNTED,
+    DOCUMENTS,
     INSIDE,
     NAMES,
     VOCAB,
@@ -140,7 +141,7 @@ def test_positions_counted_from_the_padding_are_told_apart_from_a_leak():
 def test_a_callable_without_a_cache():
     report = vt.check(as_callable(ours()), vocab=VOCAB)
     assert report.ok, report
-    assert not_applicable(report) == CACHED | COUNTED | INSIDE | {"window-exact", "length-dependent-rope"}
+    assert not_applicable(report) == CACHED | COUNTED | INSIDE | DOCUMENTS | {"window-exact", "length-dependent-rope"}
     assert "pass new_cache=" in report["cached-steps"].note
 
 
@@ -148,7 +149,7 @@ def test_a_callable_with_everything():
     model = ours(window=4)
     report = vt.check(as_callable(model), vocab=VOCAB, new_cache=model.new_cache, window=4, layers=2, max_length=40)
     assert report.ok, report
-    assert not_applicable(report) == COUNTED | INSIDE | {"length-dependent-rope"}
+    assert not_applicable(report) == COUNTED | INSIDE | DOCUMENTS | {"length-dependent-rope"}
     assert report["window-exact"].measured == 6
 
 

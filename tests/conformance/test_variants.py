@@ -32,7 +32,7 @@ def lines() -> Iterator[str]:
             for number in (8, None):  # heads, or the longest row
                 with suppress(BadInput):  # some need one
                     yield f"{registry.what} {entry.name} by its name, {number}: {entry.make(number)!r}"
-    for registry in (ENCODINGS, ATTENTIONS):
+    for registry in (ENCODINGS, ATTENTIONS, OUTPUT_PARTS, INDEXERS):
         yield f"compared, {registry.what}: {', '.join(e.name for e in registry.entries() if e.compared)}"
     yield f"compared randomised as well: {', '.join(e.name for e in ENCODINGS.entries() if e.randomised)}"
     for registry in REGISTRIES:

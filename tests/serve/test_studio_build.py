@@ -56,6 +56,8 @@ def made_by(code: str) -> dict[str, Any]:
 KDA: dict[str, Any] = {"attention": "kimi-delta", "position": {"name": "none"}}
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "gated": {"output": "gate", "kv_sharing": 2},
+    "indexed": {"indexer": "top-k"},
     "grouped": {"kv_heads": 2, "max_length": 128, "tied": True},
     "multi-query": {"attention": "multi-query", "ffn": "geglu", "wiring": "parallel"},
     "multi-head": {"attention": "multi-head", "norm": "layer", "ffn": "gelu", "wiring": "post"},

@@ -1,10 +1,12 @@
 """Attention modules. Each reads like its formula; position, cache and kernel are handed in."""
 
 from vantage.attention import indexer, qk
+from vantage.attention.canon import Canon
 from vantage.attention.compressed import SmallMaps
 from vantage.attention.compressed_sparse import CompressedSparse, EntryChooser
 from vantage.attention.delta import GatedDelta
 from vantage.attention.differential import Differential
+from vantage.attention.exclusive import Exclusive
 from vantage.attention.gate import OutputGate
 from vantage.attention.gated_convolution import GatedConvolution
 from vantage.attention.grouped import GroupedQuery, GroupedQueryAttention
@@ -13,6 +15,7 @@ from vantage.attention.indexer import SharedIndexer, TopKIndexer
 from vantage.attention.kimi_delta import KimiDelta
 from vantage.attention.latent import Latent, LatentAttention
 from vantage.attention.lightning import Lightning
+from vantage.attention.low_rank_query import LowRankQuery
 from vantage.attention.mamba import Mamba2
 from vantage.attention.moba import MoBA
 from vantage.attention.native_sparse import BlockChooser, NativeSparse
@@ -31,10 +34,12 @@ __all__ = [
     "QK_PARTS",
     "Additive",
     "BlockChooser",
+    "Canon",
     "CompressedSparse",
     "Differential",
     "Dot",
     "EntryChooser",
+    "Exclusive",
     "GatedConvolution",
     "GatedDelta",
     "General",
@@ -46,6 +51,7 @@ __all__ = [
     "LatentAttention",
     "LengthTemperature",
     "Lightning",
+    "LowRankQuery",
     "Mamba2",
     "MoBA",
     "NativeSparse",
@@ -76,6 +82,8 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
         "lightning",
         "value_residual",
         "moba",
+        "low_rank_query",
+        "canon",
     ),
     needs=("shape", "cache_shape", "build", "build_cross"),
 )
@@ -83,7 +91,7 @@ ATTENTIONS: Registry[AttentionConfig] = Registry(
 QK_PARTS: Registry[Buildable] = Registry("q/k part", (qk.NORM_ENTRY, qk.TEMPERATURE_ENTRY), needs=("build", "shared"))
 # What stands between the kernel and the output map.
 OUTPUT_PARTS: Registry[Buildable] = Registry(
-    "output part", entries_of("vantage.attention", "gate"), needs=("build", "shared")
+    "output part", entries_of("vantage.attention", "gate", "exclusive"), needs=("build", "shared")
 )
 # What chooses the keys that a query attends to.
 INDEXERS: Registry[Buildable] = Registry(

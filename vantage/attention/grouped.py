@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
 from vantage.spec.operations import AttentionWork, linear_operations, output_operations
-from vantage.spec.parts import Context, Shape, View
+from vantage.spec.parts import Context, ReadsOwnValues, Shape, View
 from vantage.spec.registry import Entry, MatrixSize, Refusal
 from vantage.spec.transforms import acts_on_reading, chain, chain_both, shift_of, widened
 
@@ -78,6 +79,14 @@ class GroupedQuery:
         return CrossAttention(self.shape(width), self.scores, context, bias=self.bias, out_bias=self.out_bias)
 
 
+class LowRankQueries(Protocol):
+    """From a small vector of each token, (B, T, rank), to the queries of all heads."""
+
+    rank: int
+
+    def __call__(self, low_BTr: Tensor) -> Tensor: ...
+
+
 class GroupedQueryAttention(nn.Module):
     """softmax(q kᵀ / √d) v, over heads that may share keys and values."""
 
@@ -90,13 +99,16 @@ class GroupedQueryAttention(nn.Module):
         context: BuildContext,
         normaliser: MakesNormaliser | None = None,
         values: nn.Module | None = None,  # from a layer's own values and the pass to those that it keeps
+        queries: LowRankQueries | None = None,  # from a small vector to the queries
+        convolutions: nn.Module | None = None,  # around the map to queries, keys and values
     ):
         super().__init__()
         self.index, self.shape = context.index, shape
         self.source, self.shared = context.source, context.shared
-        queries, keys = shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim
+        every_query, keys = shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim
+        projected = every_query if queries is None else queries.rank
         own = context.source is None
-        self.widths = (queries, keys, shape.kv_heads * shape.value_dim) if own else (queries,)
+        self.widths = (projected, keys, shape.kv_heads * shape.value_dim) if own else (projected,)
         self.counts = (shape.heads, shape.kv_heads, shape.kv_heads) if own else (shape.heads,)
         self.qkv = context.linear(shape.width, sum(self.widths), config.bias)
         self.biased = config.bias and config.clip is None  # a clip is not linear
@@ -104,26 +116,43 @@ class GroupedQueryAttention(nn.Module):
         own_norm = config.value_norm if own else None
         self.value_norm = nn.Identity() if own_norm is None else own_norm.build(shape.value_dim)
         self.values = values
+        self.queries: Any = nn.Identity() if queries is None else queries
+        self.convolutions = convolutions
         self.out = context.linear(shape.heads * shape.value_dim, shape.width, config.out_bias)
         self.on_reading = acts_on_reading(context.qk)
         self.qk = nn.ModuleList(context.qk)  # pyright: ignore[reportArgumentType] (every transform is a module)
         self.scorer = Scorer(config.scores, shape, context, normaliser=normaliser)
         self.output = nn.ModuleList(context.output)  # pyright: ignore[reportArgumentType] (likewise)
+        self.given_values = tuple(isinstance(transform, ReadsOwnValues) for transform in context.output)
+        if any(self.given_values) and not own:
+            raise Refused(
+                f"layer {self.index} reads the values of layer {self.source}, and its output transform wants its own"
+            )
 
     def project(self, x_BTD: Tensor) -> list[Tensor]:
         """(B, T, D) to q (B, H, T, d), and where it has its own to k (B, G, T, d) and v (B, G, T, d_v)."""
-        B, T, _ = x_BTD.shape
-        projected = self.clip(self.qkv(x_BTD)).split(self.widths, dim=-1)
+        return self.heads_of(self.qkv(x_BTD))
+
+    def heads_of(self, qkv_BTC: Tensor) -> list[Tensor]:
+        B, T, _ = qkv_BTC.shape
+        low, *others = self.clip(qkv_BTC).split(self.widths, dim=-1)
+        projected = (self.queries(low), *others)
         return [x.view(B, T, n, -1).transpose(1, 2) for x, n in zip(projected, self.counts, strict=True)]
 
     def forward(self, x_BTD: Tensor, ctx: Context) -> Tensor:
-        q_raw, *keys_and_values = self.project(x_BTD)
+        mixed = None if self.convolutions is None else self.convolutions(x_BTD, self.qkv, ctx)
+        q_raw, *keys_and_values = self.project(x_BTD) if mixed is None else self.heads_of(mixed)
+        if keys_and_values:
+            keys_and_values[1] = self.kept_values(keys_and_values[1], ctx)
         q, view = self.place(x_BTD, ctx, q_raw, *keys_and_values)
         need = self.scorer.need(q_raw, q, view, ctx.standing(view), x_BTD, shift=shift_of([*self.qk]))
         out = ctx.attend("self", self.index, q, view, need)
-        for transform in self.output:
-            out = transform(out, x_BTD, ctx.pos)
+        for transform, of_values in zip(self.output, self.given_values, strict=True):
+            out = transform.with_values(out, keys_and_values[1]) if of_values else transform(out, x_BTD, ctx.pos)  # pyright: ignore[reportCallIssue] (asked when it was built)
         return self.out(merge_heads(out))
+
+    def kept_values(self, v_BGTe: Tensor, ctx: Context) -> Tensor:
+        return self.value_norm(v_BGTe) if self.values is None else self.values(v_BGTe, ctx)
 
     def place(self, x_BTD: Tensor, ctx: Context, q: Tensor, *keys_and_values: Tensor) -> tuple[Tensor, View]:
         """Queries and what there is to look at, each transformed for where it stands."""
@@ -134,7 +163,6 @@ class GroupedQueryAttention(nn.Module):
         late = cache.late or self.on_reading
         if not late:
             q, k = chain_both(self.qk, q, k, ctx.pos)
-        v = self.value_norm(v) if self.values is None else self.values(v, ctx)
         view = cache.append(ctx.pos, k, v, *self.scorer.streams(x_BTD, ctx.pos))
         if late:
             q = chain(self.qk, "query", q, ctx.standing(view))
@@ -152,6 +180,8 @@ class GroupedQueryAttention(nn.Module):
         firsts = (sum(self.widths[:i]) for i in range(len(self.widths)))
         columns = zip("qkv", firsts, self.widths, self.counts, strict=False)
         projected = {name: ActivationColumns("qkv", first, width, heads) for name, first, width, heads in columns}
+        if not isinstance(self.queries, nn.Identity):
+            projected["q"] = ActivationColumns("queries", 0, self.shape.heads * self.shape.key_dim, self.shape.heads)
         return projected | {"heads": head_outputs(self.shape)}
 
     def position_parts(self) -> PositionParts:
@@ -160,6 +190,8 @@ class GroupedQueryAttention(nn.Module):
     def queries_and_keys(self, x_BTD: Tensor) -> QueriesAndKeys:
         if self.source is not None:
             raise Refused(f"layer {self.index} reads the keys of layer {self.source}: its scores cannot be taken apart")
+        if self.convolutions is not None:
+            raise Refused(f"layer {self.index} convolves its queries and keys: its scores cannot be taken apart")
         q, k, _ = self.project(x_BTD)
         return QueriesAndKeys(q, k)
 
@@ -169,7 +201,9 @@ class GroupedQueryAttention(nn.Module):
     def operations(self, work: AttentionWork) -> dict[str, int]:
         tokens = work.size.tokens
         return work.core(self.shape.value_dim) | {
-            "projections": linear_operations(self.qkv, tokens) + self.scorer.operations(tokens),
+            "projections": linear_operations(self.qkv, tokens)
+            + output_operations([self.queries], tokens)
+            + self.scorer.operations(tokens),
             "output": linear_operations(self.out, tokens) + output_operations(self.output, tokens),
         }
 
@@ -183,6 +217,10 @@ class GroupedQueryAttention(nn.Module):
             raise CannotLower("a norm of values has no native form")
         if self.values is not None:
             raise CannotLower("values of another layer have no native form")
+        if not isinstance(self.queries, nn.Identity):
+            raise CannotLower("low-rank queries have no native form")
+        if self.convolutions is not None:
+            raise CannotLower("convolved queries and keys have no native form")
         if self.source is not None:
             raise CannotLower("keys of another layer have no native form")
         for transform in self.output:

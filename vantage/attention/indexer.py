@@ -185,6 +185,7 @@ ENTRY = Entry(
     TopKIndexer,
     "Top-k indexer",
     "Each query attends to its K best keys by a small score of its own, the same for all heads (DeepSeek-V3.2 2025).",
+    default=lambda number: TopKIndexer(keep=8, heads=4, head_dim=16),  # by name: for small models
     components={"indexer": (TopKIndexer,)},
     variants={
         "indexer": lambda size: TopKIndexer(keep=5, heads=3, head_dim=size.head_dim),
@@ -196,5 +197,6 @@ SHARED_ENTRY = Entry(
     "Shared indexer",
     "The keys that an earlier layer has chosen (GLM-5).",
     components={"indexer": (SharedIndexer,)},
+    compared=False,  # it follows an earlier layer, which a comparison does not name
     variants={},  # in the matrix by hand: it needs a layer before it
 )

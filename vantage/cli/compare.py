@@ -66,7 +66,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--attention",
         nargs="+",
         metavar="KIND",
-        help="multi-head, multi-query, grouped-query, entmax, …",
+        help="multi-head, multi-query, grouped-query, shared-keys, gate, top-k, entmax, moba, …",
     )
     _add_runs(parser)
     parser.add_argument("--width", type=at_least(1), metavar="N", help="model width; default: 64")

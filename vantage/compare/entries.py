@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from vantage.attention import ATTENTIONS, GroupedQuery
+from vantage.attention import ATTENTIONS, INDEXERS, OUTPUT_PARTS, GroupedQuery
 from vantage.compare.experiment_fields import ModelShape
-from vantage.compare.names import CONTROL, GROUPED, RANDOMISED, all_names, plain_names
-from vantage.errors import BadInput, unknown
+from vantage.compare.names import (
+    ATTENDING,
+    CONTROL,
+    GROUPED,
+    RANDOMISED,
+    SHARED_KEYS,
+    all_names,
+    attending_names,
+    plain_names,
+)
+from vantage.errors import BadInput, Refused, unknown
+from vantage.parts import registry
 from vantage.position import ENCODINGS, encoding
 from vantage.position.randomised import Randomised
 from vantage.spec.model import AttentionConfig, Scores
 from vantage.spec.normalisers import NORMALISERS
 from vantage.training.models import Decoder
 
-CHECKED = ModelShape()  # a size in which an attention is asked what it keeps
+CHECKED, LENGTH, VOCAB = ModelShape(), 64, 8  # a size in which a position and an attention are put together
 
 
 def plain_positions() -> tuple[str, ...]:
@@ -29,16 +39,22 @@ def all_positions() -> tuple[str, ...]:
 
 
 def attentions() -> tuple[str, ...]:
-    """Multi-head attention and its forms, the other kinds, and multi-head attention with another normaliser."""
-    others = (*ATTENTIONS.entries(), *NORMALISERS.entries())
-    return (*GROUPED, *(entry.name for entry in others if entry.compared))
+    """Multi-head attention and its forms, the other kinds, and multi-head attention with a part of its own: another
+    normaliser, something between the kernel and the output map, an indexer."""
+    return attending_names(entry for kind in ATTENDING for entry in registry(kind).entries() if entry.compared)
 
 
 def goes_with(position: str, attention: str) -> bool:
-    """Whether the two make a model: layers with a state have no scores that a position could act on."""
-    if attention in GROUPED or attention in NORMALISERS:
-        return True
-    return position == "none" or _attention(attention, CHECKED.heads).cache_shape(CHECKED.width).kv_heads > 0
+    """Whether the two make a model: layers with a state have no scores that a position could act on, and a layer that
+    reads another one's keys stores nothing for a bias."""
+    if attention in ATTENTIONS:
+        config = ATTENTIONS[attention].make(CHECKED.heads)
+        return position == "none" or config.cache_shape(CHECKED.width).kv_heads > 0
+    try:
+        section(position, attention, CHECKED, LENGTH).spec(VOCAB)
+    except (BadInput, Refused):
+        return False
+    return True
 
 
 def section(position: str, attention: str, shape: ModelShape, longest: int) -> Decoder:
@@ -53,6 +69,9 @@ def section(position: str, attention: str, shape: ModelShape, longest: int) -> D
         attention=_attention(attention, shape.heads),
         position=_encoding(name, longest),
         bidirectional=bidirectional,
+        output=attention if attention in OUTPUT_PARTS else None,
+        indexer=attention if attention in INDEXERS else None,
+        kv_sharing=SHARED_KEYS.get(attention, 1),
     )
 
 
@@ -61,7 +80,7 @@ def _attention(name: str, heads: int) -> AttentionConfig:
         return GroupedQuery(heads, GROUPED[name](heads))
     if name in NORMALISERS:
         return GroupedQuery(heads, scores=Scores(normalise=NORMALISERS[name].make()))
-    return ATTENTIONS[name].make(heads)
+    return ATTENTIONS[name].make(heads) if name in ATTENTIONS else _attention("multi-head", heads)
 
 
 def _encoding(name: str, longest: int) -> Any:

@@ -46,7 +46,7 @@ class Experiment(ExperimentFields):
             self.reading(0)
         for attention in self.attention:
             if not any(goes_with(position, attention) for position in self.positions):
-                raise BadInput(f"{attention} has no scores that a position could act on: add none to the positions")
+                raise BadInput(f"none of these positions can act in {attention}: add none to the positions")
         if not self.wanted():
             raise BadInput(f"{CONTROL} answers with one symbol, and none of these tasks does: add a causal encoding")
         if self.equal == "parameters":

@@ -13,6 +13,8 @@ from typing import Any
 
 from vantage.errors import BadInput, unknown
 from vantage.parts import known_entries
+from vantage.spec.registry import Entry
+from vantage.spec.source_names import DeclaredEntry
 
 # The tasks as an experiment means them: names with the parameters that the papers used.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,6 +39,10 @@ GROUPED: dict[str, Callable[[int], int]] = {
     "multi-query": lambda heads: 1,
     "grouped-query": lambda heads: max(1, heads // 2),
 }
+# How many layers in a row share the keys and values of the first of them (CLA, Brandon et al. 2024).
+SHARED_KEYS: dict[str, int] = {"shared-keys": 2}
+# Registries whose parts compete as attention: kinds of it, and multi-head attention with one of the others.
+ATTENDING = ("attention", "normaliser", "output", "indexer")
 # What the names say that no part of its own stands behind.
 NAMES_EXPLAINED = {
     "copy-one": "Copy one token that is repeated: all there is to do is to count.",
@@ -50,6 +56,7 @@ NAMES_EXPLAINED = {
     "multi-head": "Every query head has keys and values of its own.",
     "multi-query": "All query heads share one head of keys and values (Shazeer 2019).",
     "grouped-query": "Two query heads share keys and values (Ainslie et al. 2023).",
+    "shared-keys": "Every second layer reads the keys and values of the layer before it (Brandon et al. 2024).",
 }
 EQUAL = ("compute", "parameters")
 SCALES = ("tiny", "small", "paper-like")
@@ -68,16 +75,21 @@ def all_names(plain: Sequence[str], randomised: Iterable[str]) -> tuple[str, ...
     return (*plain, *(RANDOMISED + name for name in randomised), CONTROL)
 
 
+def attending_names(compared: Iterable[Entry[Any] | DeclaredEntry]) -> tuple[str, ...]:
+    """Forms of multi-head attention first, then these parts."""
+    return (*GROUPED, *SHARED_KEYS, *(entry.name for entry in compared))
+
+
 def check_names(tasks: Iterable[str] = (), positions: Iterable[str] = (), attentions: Iterable[str] = ()) -> None:
     """Refuse a name that nothing of ours has. Where parts come from outside, that is left to the experiment."""
-    kinds = ("task", "position", "attention", "normaliser")
-    tasks_known, encodings, modules, normalisers = (known_entries(kind) for kind in kinds)
-    if tasks_known is None or encodings is None or modules is None or normalisers is None:
+    tasks_known, encodings = known_entries("task"), known_entries("position")
+    attending_known = [known_entries(kind) for kind in ATTENDING]
+    if tasks_known is None or encodings is None or None in attending_known:
         return
     plain = plain_names(entry.name for entry in encodings if entry.compared)
     steady = {entry.name for entry in encodings if not entry.randomised}
     every = all_names(plain, (name for name in plain if name not in steady))
-    attending = (*GROUPED, *(entry.name for entry in (*modules, *normalisers) if entry.compared))
+    attending = attending_names(entry for entries in attending_known for entry in entries or () if entry.compared)
     for what, chosen, known, sets in (
         ("task", tasks, (*(entry.name for entry in tasks_known), *VARIANTS, TEXT), ()),
         ("position", positions, every, (ALL, PLAIN, "default")),

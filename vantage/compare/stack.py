@@ -107,7 +107,8 @@ class Stack:
         tokens, targets, positions = self.batch(step)
         with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for a dimension of models, or for a learned bias
             losses = self._losses(self.weights, tokens, targets, positions)
-            grads = torch.autograd.grad(losses.sum(), list(self.weights.values()))
+            # an indexer's choice has no gradient: its weights stay as they are
+            grads = torch.autograd.grad(losses.sum(), list(self.weights.values()), materialize_grads=True)
         self._update(step, torch.cat([g.reshape(self.n, -1) for g in grads], 1))
         return losses.detach()
 

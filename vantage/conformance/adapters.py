@@ -14,15 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from vantage.cache import ModelCache
+from vantage.conformance.fault import layers_in_words
 from vantage.conformance.subject import ModelFacts, NewCache, NotApplicable, Subject
 from vantage.conformance.trace import Tracer, declared_length
-from vantage.errors import BadInput, CacheError
+from vantage.errors import BadInput, CacheError, Refused
 from vantage.model import Model
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, Window, conjuncts, windows
 from vantage.spec.positions import Positions
 
 MAX_COPIED_PARAMETERS = 20_000_000  # parameters of a model that may be copied
 SOURCE = 5  # tokens of the source that an encoder-decoder reads
+
+SEGMENTS = "positions with documents"  # how our own models are told of documents
+RESTARTING = "position_ids that restart"
+COLLATED = "seq_idx and cu_seq_lens"  # what transformers' DataCollatorWithFlattening gives
+
+UNREAD = 64  # roundings by which two passes differ at most where nothing reads what differs between them
 
 MAX_ROLLBACK = 16  # tokens that a row of a check may take back
 
@@ -79,9 +86,18 @@ class OwnModel(Subject):
         declared = self.declared(length) if cache is None else None
         return self.model(tokens, positions=where, cache=cache, length=declared, source=source)
 
-    def packed(self, tokens: Tensor, where: Positions) -> Tensor:
-        """Documents side by side in a row."""
-        return self._run(tokens, where.to(self.facts.device), None, None)
+    def packings(self) -> tuple[str, ...]:
+        apart = [_reads_documents(mask) for mask in self._masks]
+        if not all(apart):
+            which = layers_in_words(i for i, yes in enumerate(apart) if not yes)
+            raise NotApplicable(f"the mask of {which} does not read documents: they see each other by design")
+        return (SEGMENTS,)
+
+    def packed(self, tokens: Tensor, where: Positions, way: str = SEGMENTS) -> Tensor:
+        try:
+            return self._run(tokens, where.to(self.facts.device), None, None)
+        except Refused as why:
+            raise NotApplicable(str(why)) from why
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[Tracer]:
@@ -141,6 +157,7 @@ class TransformersModel(Subject):
         self.model, self._new_cache, self._config = model, new_cache, config
         takes = inspect.signature(model.forward).parameters
         self._cached, self._placed = "past_key_values" in takes, "position_ids" in takes
+        self._open = any(taken.kind is taken.VAR_KEYWORD for taken in takes.values())
         settings = config.to_dict()
         limit, original = (
             settings.get("max_position_embeddings", settings.get("n_positions")),
@@ -170,6 +187,36 @@ class TransformersModel(Subject):
     def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
         return self.run(tokens, positions, cache)  # its masks count places anyway
 
+    def packings(self) -> tuple[str, ...]:
+        ways = (RESTARTING,) * self._placed + (COLLATED,) * self._open
+        if not ways:
+            raise NotApplicable(
+                f"{self.facts.name} takes neither position_ids nor other keywords: nothing marks documents"
+            )
+        return ways
+
+    def packed(self, tokens: Tensor, where: Positions, way: str) -> Tensor:
+        places = where.pos.to(tokens)
+        rows = zip(tokens.split(1), places.split(1), strict=True)  # packed rows of transformers come one by one
+        marked = torch.cat([self._packed_row(row, pos, way) for row, pos in rows])
+        # a mask, even one of ones, says that rows are not packed (transformers' masking_utils)
+        arguments = {"position_ids": places} if self._placed else {}
+        unmarked = self.model(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **arguments
+        ).logits
+        if (marked - unmarked).abs().max() <= UNREAD * torch.finfo(marked.dtype).eps * marked.abs().max():
+            raise NotApplicable(f"it does not read {way} as documents")
+        return marked
+
+    def _packed_row(self, tokens: Tensor, pos: Tensor, way: str) -> Tensor:
+        arguments: dict[str, Any] = {"position_ids": pos} if self._placed else {}
+        if way == COLLATED:
+            arguments |= _flattening(pos)
+        try:
+            return self.model(input_ids=tokens, use_cache=False, **arguments).logits
+        except (NotImplementedError, ValueError) as why:  # how transformers says that it cannot
+            raise NotApplicable(f"it refuses {way}: {_first_line(why)}") from why
+
     def new_cache(self, batch: int, *, length: int | None = None) -> TransformersCache:
         if not self._cached:
             raise NotApplicable(f"{self.facts.name} takes no past_key_values")
@@ -195,6 +242,28 @@ class TransformersModel(Subject):
 
     def settled(self, start: int) -> bool:
         return True
+
+
+def _reads_documents(mask: Mask) -> bool:
+    """Whether it shows something else once tokens are of several documents."""
+    documents = Positions.packed([[2, 2, 2]])
+    one = Positions.of(documents.order)
+    shown = [mask(*where.against(where).places()).expand(1, 1, 6, 6) for where in (one, documents)]
+    return not torch.equal(*shown)
+
+
+def _flattening(pos: Tensor) -> dict[str, Any]:
+    """The keywords of transformers' DataCollatorWithFlattening for a row (1, T) whose documents begin at 0."""
+    starts = (pos[0] == 0).nonzero()[:, 0]
+    ends = torch.cat([starts, starts.new_tensor([pos.shape[1]])]).int()
+    longest = int(ends.diff().max())
+    return {
+        "seq_idx": (pos == 0).cumsum(1).int() - 1,
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def _window(mask: Mask) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vantage.conformance.subject import ModelFacts, NewCache, NotApplicable, Subject
 from vantage.errors import BadInput
+from vantage.spec.positions import Positions
 
 FULL = ("tokens", "positions", "cache")
 PROBE_SHAPE = (3, 4)  # rows and tokens of the call that shows how large the vocabulary is
@@ -62,6 +63,12 @@ class CallableModel(Subject):
 
     def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
         raise NotApplicable("what the masks of a callable count cannot be seen from outside")
+
+    def packings(self) -> tuple[str, ...]:
+        raise NotApplicable("the arguments of a callable have no way to mark documents")
+
+    def packed(self, tokens: Tensor, where: Positions, way: str) -> Tensor:
+        raise NotApplicable("the arguments of a callable have no way to mark documents")
 
     def new_cache(self, batch: int, *, length: int | None = None) -> Any:
         if self._takes < len(FULL):

@@ -1,4 +1,4 @@
-"""The rows that only our own models can be asked: they show their parts, their kernels and their documents."""
+"""The rows that only our own models can be asked: they show their parts and their kernels."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from torch import Tensor
 
 from vantage.conformance.adapters import OwnModel
 from vantage.conformance.differences import Runs, wrong_kernel
-from vantage.conformance.fault import Fault, layers_in_words
+from vantage.conformance.fault import Fault
 from vantage.conformance.own_attention import wrong_attention
-from vantage.conformance.probe import NOT_FINITE, Finding, Probe, failure, gap
-from vantage.conformance.ragged import Ragged
+from vantage.conformance.probe import NOT_FINITE, Finding, Probe, failure
+from vantage.conformance.ragged import Documents, Ragged
 from vantage.conformance.reads import parts_that_read, wrong_reading
 from vantage.conformance.subject import NotApplicable
-from vantage.conformance.trace import DOCUMENT, PassTrace
-from vantage.errors import Refused, VantageError
+from vantage.conformance.trace import PassTrace
+from vantage.errors import VantageError
 from vantage.model.part_errors import described
 from vantage.spec.attention import attentions
-from vantage.spec.masks import Mask
-from vantage.spec.positions import Positions
 
 PARTS, FORMULA = "positions-not-slots", "attention-formula"
 
@@ -81,82 +79,10 @@ def _modes(p: Probe, subject: OwnModel) -> list[tuple[str, Callable[[], Any]]]:
         ("a full pass", lambda: p.full(p.tokens)),
         ("a batch padded on the left", lambda: subject.run(left.tokens, left.positions)),
         ("a batch padded on the right", lambda: subject.run(right.tokens, right.positions)),
-        ("a packed row", lambda: subject.packed(p.tokens, _documents(p)[0])),
+        ("a packed row", lambda: subject.packed(p.tokens, Documents.of(p).where)),
         ("cached steps", lambda: p.steps(p.tokens[:2])),
         ("chunks after a filled cache", lambda: p.feed(p.tokens[:2], p.chunk_sizes())),
     ]
-
-
-# ---- documents
-
-
-def packed(p: Probe) -> Finding:
-    subject = own(p)
-    masks = [layer.mask for layer in subject.model.spec.layers]
-    apart = [_reads_documents(mask) for mask in masks]
-    if not all(apart):
-        which = layers_in_words(i for i, yes in enumerate(apart) if not yes)
-        raise NotApplicable(f"the mask of {which} does not read documents: they see each other by design")
-    where, lengths = _documents(p)
-    try:
-        logits = subject.packed(p.tokens, where)
-    except Refused as why:
-        raise NotApplicable(str(why)) from why
-    errors = []
-    for b, row in enumerate(lengths):
-        start = 0
-        for n in row:
-            alone = p.full(p.tokens[b : b + 1, start : start + n])[0]
-            errors.append(gap(logits[b, start : start + n], alone))
-            start += n
-
-    def cause() -> Fault:
-        if (fault := known(p) or p.earlier("causal", "rows-independent")) is not None:
-            return fault
-        with subject.tracing() as tracer:
-            for b, row in enumerate(lengths):
-                start = 0
-                for n in row:
-                    subject.row(b + DOCUMENT * start)
-                    p.full(p.tokens[b : b + 1, start : start + n])
-                    start += n
-        right = tracer.passes
-        with subject.tracing() as tracer:
-            subject.packed(p.tokens, where)
-        runs = Runs(subject.model, "a packed row", right, tracer.passes, p.relative, cached=False)
-        return (
-            _read_order(p, subject, where, logits)
-            or runs.explain()
-            or Fault("a packed document is not that document alone", "", f"{max(errors):.1e} off")
-        )
-
-    return p.judge(max(errors), cause)
-
-
-def _read_order(p: Probe, subject: OwnModel, where: Positions, logits: Tensor) -> Fault | None:
-    """Whether positions that do not restart give the same: then something reads order in the place of pos."""
-    if gap(p.full(p.tokens, p.shift), p.full(p.tokens)) <= p.tolerance:
-        return None  # a relative encoding: where a document begins does not matter
-    on = Positions.of(torch.where(where.filled, where.order, -1), order=where.order, segment=where.segment)
-    if gap(subject.packed(p.tokens, on), logits) > p.tolerance:
-        return None
-    name = "positions do not restart in a document: order is read for pos"
-    shows = "documents at positions that run on through the row give the same logits"
-    return Fault(name, "a packed row", shows, "pos.order in a part: encodings read pos.pos, masks read order")
-
-
-def _documents(p: Probe) -> tuple[Positions, list[list[int]]]:
-    third = max(1, p.width // 3)
-    lengths = [[third, p.width - third], [p.width], [p.width - third - 1, third + 1]]
-    return Positions.packed(lengths), lengths
-
-
-def _reads_documents(mask: Mask) -> bool:
-    """Whether it shows something else once tokens are of several documents."""
-    documents = Positions.packed([[2, 2, 2]])
-    one = Positions.of(documents.order)
-    shown = [mask(*where.against(where).places()).expand(1, 1, 6, 6) for where in (one, documents)]
-    return not torch.equal(*shown)
 
 
 # ---- why another row failed

@@ -1,4 +1,4 @@
-"""Rows of unequal length in one batch, padded on the left or on the right."""
+"""Rows of unequal length in one batch, padded on the left or on the right; documents side by side in a row."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vantage.conformance.probe import Probe, gap
+from vantage.spec.positions import Positions
 
 
 @final
@@ -45,3 +46,29 @@ class Ragged:
             got = logits[b][self.positions[b] >= 0]
             errors.append(gap(got if later is None else torch.cat([got, later[b]]), alone))
         return max(errors)
+
+
+@final
+@dataclass(frozen=True)
+class Documents:
+    """The rows of a probe, each cut into one or two documents."""
+
+    where: Positions
+    first_row: Positions
+    tokens: tuple[tuple[int, int, Tensor], ...]  # row, first place, and tokens (1, n) of each document
+
+    @staticmethod
+    def of(p: Probe) -> Documents:
+        third = max(1, p.width // 3)
+        lengths = [[third, p.width - third], [p.width], [p.width - third - 1, third + 1]]
+        tokens = []
+        for b, row in enumerate(lengths):
+            for start, n in zip([0, *row], row, strict=False):
+                tokens.append((b, start, p.tokens[b : b + 1, start : start + n]))
+        return Documents(Positions.packed(lengths), Positions.packed(lengths[:1]), tuple(tokens))
+
+    def off(self, p: Probe, logits: Tensor) -> float:
+        """The largest difference from the documents alone."""
+        return max(
+            gap(logits[b, start : start + document.shape[1]], p.full(document)[0]) for b, start, document in self.tokens
+        )

@@ -24,10 +24,10 @@ from vantage.conformance.own_rows import (
     attention_formula,
     explain_inside,
     known,
-    packed,
     positions_not_slots,
     where_inside,
 )
+from vantage.conformance.packed_row import packed
 from vantage.conformance.probe import Finding, Probe, gap, gaps
 from vantage.conformance.ragged import Ragged
 from vantage.conformance.subject import NotApplicable

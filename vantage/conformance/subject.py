@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vantage.spec.positions import Positions
+
 NewCache = Callable[[int], Any]  # from a number of rows to an empty cache
 
 
@@ -69,6 +71,14 @@ class Subject(ABC):
     @abstractmethod
     def misplaced(self, tokens: Tensor, positions: Tensor, start: int, cache: Any = None) -> Tensor:
         """Encodings are given ``positions``; masks count tokens from ``start``. Needs ``facts.places_apart``."""
+
+    @abstractmethod
+    def packings(self) -> tuple[str, ...]:
+        """The ways in which its interface marks the documents of a row. Raises ``NotApplicable`` where it has none."""
+
+    @abstractmethod
+    def packed(self, tokens: Tensor, where: Positions, way: str) -> Tensor:
+        """Documents side by side in each row, marked in this way. Raises ``NotApplicable`` where that is refused."""
 
     @abstractmethod
     def new_cache(self, batch: int, *, length: int | None = None) -> Any:

@@ -39,12 +39,13 @@ class LinearMap:
 def linear_maps(model: nn.Module) -> list[LinearMap]:
     """Every linear map, in the model's order."""
     inner = _position_parts(model)
+    within = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Attention))
     maps: list[LinearMap] = []
     for name, module in model.named_modules():
         outer, _, last = name.rpartition(".")
         parent = model.get_submodule(outer)
         if isinstance(module, (*LINEAR, LinearWrapper)) and not isinstance(parent, LinearWrapper):
-            maps.append(LinearMap(name, _role(name, parent, inner), _pieces(parent, last)))
+            maps.append(LinearMap(name, _role(name, parent, inner, within), _pieces(parent, last)))
     return maps
 
 
@@ -86,13 +87,16 @@ def _kind(name: str, dims: int, inner: tuple[str, ...]) -> str:
     return "position" if name.startswith(inner) else "matrix"
 
 
-def _role(name: str, parent: nn.Module, inner: tuple[str, ...]) -> str:
+def _role(name: str, parent: nn.Module, inner: tuple[str, ...], within: tuple[str, ...]) -> str:
+    """``within``: the names that parts of an attention begin with, a gate's and an indexer's among them."""
     if _steps(name)[0] == "vision":
         return "other"  # "attention" and "ffn" mean those of the text model
     if isinstance(parent, Attention):
         return "attention"
     if name.startswith(inner):
         return "position"
+    if name.startswith(within):
+        return "attention"
     if _first(name) != "blocks":
         return "head" if _first(name) == "head" else "other"
     return "router" if "router" in name.split(".") else "ffn"

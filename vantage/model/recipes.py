@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from math import sqrt
 from typing import Any, ParamSpec, TypeVar
 
-from vantage.attention import ATTENTIONS, GroupedQuery
+from vantage.attention import ATTENTIONS, INDEXERS, OUTPUT_PARTS, GroupedQuery
 from vantage.errors import BadInput, Refused, unknown
 from vantage.model.parts import ffn_by_name, norms_by_name
 from vantage.position import encoding
@@ -43,7 +43,19 @@ def decoder_spec(vocab: int, options: DecoderOptions) -> ModelSpec:
         raise BadInput("bidirectional=True removes the causal mask: give it or mask=, not both")
     usual = Everything() if options.bidirectional else Causal()
     spec = _stack(vocab, options, _whole_mask(options.mask, usual & SameSegment()), _attention(options))
-    return replace(spec, head=Head(tied=options.tied))
+    return replace(spec, layers=tuple(_around_attention(spec.layers, options)), head=Head(tied=options.tied))
+
+
+def _around_attention(layers: Sequence[Layer], options: DecoderOptions) -> Iterator[Layer]:
+    """The layers with what stands between attention's parts: a gate, an indexer, keys of an earlier layer."""
+    output, indexer = options.output, options.indexer
+    output = OUTPUT_PARTS[output].make() if isinstance(output, str) else output
+    indexer = INDEXERS[indexer].make() if isinstance(indexer, str) else indexer
+    for i, layer in enumerate(layers):
+        first = i - i % options.kv_sharing
+        yield replace(
+            layer, output=() if output is None else (output,), indexer=indexer, source=None if first == i else first
+        )
 
 
 def encoder_spec(vocab: int, options: EncoderOptions) -> ModelSpec:

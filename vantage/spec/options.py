@@ -12,7 +12,7 @@ from typing import Any
 from vantage.errors import BadInput
 from vantage.spec.masks import Mask
 from vantage.spec.model import AttentionConfig, FeedForwardConfig, NormConfig, Parallel, Wiring
-from vantage.spec.parts import Encoding
+from vantage.spec.parts import Buildable, Encoding
 from vantage.spec.registry import parameter, parameters
 
 LONGEST = 2**20  # tokens that a form may ask for
@@ -60,6 +60,15 @@ class DecoderOptions(StackOptions):
     mask: Mask | None = field(default=None, metadata=parameter("in the place of the causal mask; window narrows it"))
     tied: bool = field(default=False, metadata=parameter("the head is the table of embeddings"))
     bidirectional: bool = field(default=False, metadata=parameter("no causal mask: a control, not a language model"))
+    output: str | Buildable | None = field(
+        default=None, metadata=parameter("what acts on a head's output before the output map, by name or as an object")
+    )
+    indexer: str | Buildable | None = field(
+        default=None, metadata=parameter("what selects the keys of a query, by name or as an object")
+    )
+    kv_sharing: int = field(
+        default=1, metadata=parameter("layers in a row that share the keys and values of the first of them", 1, 128)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,6 +118,13 @@ class OutputTransform(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsOwnValues(Protocol):
+    """An output transform that is given the values of the queries' own tokens, in the place of the layer's input."""
+
+    def with_values(self, out_BHTe: Tensor, v_BGTe: Tensor) -> Tensor: ...
+
+
 class ValueBias(Protocol):
     """Added to the output, from the weights: Shaw's value term."""
 

@@ -83,7 +83,7 @@ class Decoder(DecoderOptions):
 
     @property
     def unsaid(self) -> frozenset[str]:
-        return _at_default(self, "bias", "mask")
+        return _at_default(self, "bias", "mask", "output", "indexer", "kv_sharing")
 
     def spec(self, vocab: int) -> ModelSpec:
         return decoder_spec(vocab, _own_heads(self))

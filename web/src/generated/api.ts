@@ -156,6 +156,9 @@ export interface BuildSettings {
   dropout: number;
   tied: boolean;
   bidirectional: boolean;
+  output: "none" | "gate" | "exclusive";
+  indexer: "none" | "top-k";
+  kv_sharing: number;
   shared: boolean;
   kind: "decoder" | "encoder" | "encoder_decoder";
   vocab: number;

@@ -24,6 +24,7 @@ from vantage.serve.studio.build.answers import BlockEntry, BuildAnswer, ContextB
 from vantage.serve.studio.build.code import call, imports, toml
 from vantage.serve.studio.build.settings import (
     FORMS,
+    NOTHING,
     OPTIONS,
     BuildSettings,
     DeltaSizes,
@@ -120,7 +121,7 @@ def _options(form: BuildSettings) -> dict[str, Any]:
     for name, info in FormOptions.model_fields.items():
         value = getattr(form, name)
         if name in known:
-            options[name] = value
+            options[name] = None if value == NOTHING else value
         elif value != info.default:
             raise Refused(f"{_article(form.kind)} has no option {name}: leave it out")
     options |= {"kv_heads": form.groups, "position": _position(form), "ffn": _ffn(form)}

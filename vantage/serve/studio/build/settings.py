@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from vantage.attention import ATTENTIONS
+from vantage.attention import ATTENTIONS, INDEXERS, OUTPUT_PARTS
 from vantage.errors import unknown
 from vantage.model.feed_forward import NAMED
 from vantage.model.norms import NORMS
@@ -32,14 +32,21 @@ OPTIONS: dict[str, type[StackOptions]] = {
     "encoder_decoder": EncoderDecoderOptions,
 }
 START = {"width": 512, "layers": 8, "heads": 8}  # sizes that the form begins with
-CHOICES = {"ffn": tuple(NAMED), "norm": tuple(NORMS), "wiring": tuple(WIRINGS)}  # options that have names
+NOTHING = "none"  # what the form says where an option is None
+CHOICES = {  # options that have names
+    "ffn": tuple(NAMED),
+    "norm": tuple(NORMS),
+    "wiring": tuple(WIRINGS),
+    "output": (NOTHING, *(entry.name for entry in OUTPUT_PARTS.entries() if entry.compared)),
+    "indexer": (NOTHING, *(entry.name for entry in INDEXERS.entries() if entry.compared)),
+}
 PLAIN = {int: Whole, float: Number, bool: Flag}
 
 
 def _field(name: str, default: Any, hint: Any) -> tuple[Any, Any] | None:
     """An option as a field of a request; none for what takes objects, for which the form has fields of its own."""
     if name in CHOICES:
-        return Literal[CHOICES[name]], default
+        return Literal[CHOICES[name]], NOTHING if default is None else default
     hints = typing.get_args(hint) or (hint,)
     plain = next((PLAIN[one] for one in hints if one in PLAIN), None)
     if plain is None:

@@ -10,14 +10,13 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from vantage.attention import ATTENTIONS
 from vantage.compare.entries import ModelShape, all_positions, attentions
 from vantage.compare.experiment import Experiment, default_steps, expand_positions
-from vantage.compare.names import CONTROL, DEFAULT, NAMES_EXPLAINED, RANDOMISED, VARIANTS, budget_seconds
+from vantage.compare.names import ATTENDING, CONTROL, DEFAULT, NAMES_EXPLAINED, RANDOMISED, VARIANTS, budget_seconds
 from vantage.compare.report import CSV, JSON, PAGE, VERDICTS
 from vantage.compare.task_names import has_short_answers
 from vantage.errors import unknown
-from vantage.position import ENCODINGS
+from vantage.parts import registry
 from vantage.serve.bounds import Number, StrictModel, Whole
 from vantage.serve.errors import ApiError, bad
 from vantage.serve.studio.answers import StreamError
@@ -33,7 +32,6 @@ from vantage.serve.studio.compare.answers import (
 )
 from vantage.serve.studio.compare.comparisons import CAN_BE_RESUMED, Comparisons, Progress, curves, rows
 from vantage.serve.studio.state import Event, Studio, call, sse, studio_of
-from vantage.spec.normalisers import NORMALISERS
 from vantage.training.tasks import TASKS
 
 router = APIRouter(prefix="/studio/api")
@@ -145,7 +143,8 @@ async def choices() -> CompareChoices:
 
 def _about() -> dict[str, str]:
     """Encodings, attentions and tasks in a sentence each, from their entries where they have one."""
-    entries = [entry for registry in (ENCODINGS, ATTENTIONS, NORMALISERS, TASKS) for entry in registry.entries()]
+    kinds = ("position", *ATTENDING, "task")
+    entries = [entry for kind in kinds for entry in registry(kind).entries()]
     about = {
         entry.name: " ".join(filter(None, (entry.title and f"{entry.title}:", entry.summary))) for entry in entries
     }

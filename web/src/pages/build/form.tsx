@@ -118,7 +118,7 @@ function Attention({ choices, settings }: PartProps) {
   const { attentions, defaults, normalisers } = choices;
   const parts = { choices, settings };
   const scored = settings.delta === null;
-  const more = settings.head_width !== null || settings.softcap !== null || settings.sinks || settings.bias || settings.normaliser !== defaults.normaliser;
+  const more = settings.head_width !== null || settings.softcap !== null || settings.sinks || settings.bias || settings.normaliser !== defaults.normaliser || settings.output !== defaults.output || settings.indexer !== defaults.indexer || settings.kv_sharing !== defaults.kv_sharing;
   return (
     <Group title="Attention">
       <Select label="Kind of attention" value={settings.attention} options={attentions} onChange={(kind) => say("attention", kind, PLAIN)} />
@@ -151,6 +151,11 @@ function Attention({ choices, settings }: PartProps) {
             <OptionalNumber label="Head width" value={settings.head_width} min={1} max={1024} otherwise="width / heads" onChange={(value) => say("head_width", value, null)} />
             {scored && <Select label="Weights by" value={settings.normaliser} options={normalisers.map((one) => ({ value: one.name, label: one.title }))} help={normalisers.find((one) => one.name === settings.normaliser)?.about} onChange={(value) => say("normaliser", value, defaults.normaliser)} />}
             {scored && <OptionalNumber label="Soft cap" value={settings.softcap} min={0.001} max={1000} whole={false} otherwise="none" onChange={(value) => say("softcap", value, null)} />}
+          </div>
+          <div class="bld-fields">
+            <Option {...parts} name="output" label="On the output" />
+            <Option {...parts} name="indexer" label="Keys selected by" />
+            <Option {...parts} name="kv_sharing" label="Layers per keys" />
           </div>
           <div class="chips">
             <Option {...parts} name="bias" label="Biases" />
