@@ -228,19 +228,17 @@ def test_a_gguf_file_is_refused_where_it_would_be_another_model(taken_out, check
 
 def test_what_cannot_be_registered(taken_out):
     finch = Family("finch", LLAMA.spec, LLAMA.links)
-    for arguments, more, says in (
-        (("family", "finch", Family), {}, r"is no family: register a vantage.families.family.Family"),
-        (("family", "sparrow", finch), {}, "has the name 'finch': register it under that, not as 'sparrow'"),
-        (
-            ("family", "gemma3_text", Family("gemma3_text", LLAMA.spec, LLAMA.links)),
-            {},
-            "is called 'gemma3_text' already",
-        ),
-        (("family", "finch", finch), {"summary": "A bird."}, "by its name alone: leave out summary"),
-        (("familly", "finch", finch), {}, "Did you mean 'family'"),
+    gemma = Family("gemma3_text", LLAMA.spec, LLAMA.links)
+    for arguments, says in (
+        (("family", "finch", Family), r"is no family: register a vantage.families.family.Family"),
+        (("family", "sparrow", finch), "has the name 'finch': register it under that, not as 'sparrow'"),
+        (("family", "gemma3_text", gemma), "is called 'gemma3_text' already"),
+        (("familly", "finch", finch), "Did you mean 'family'"),
     ):
         with pytest.raises(BadInput, match=says):
-            vt.register(*arguments, **more)
+            vt.register(*arguments)
+    with pytest.raises(BadInput, match="by its name alone: leave out summary"):
+        vt.register("family", "finch", finch, summary="A bird.")
     with pytest.raises(BadInput, match="no family 'llama' was registered from outside"):
         FAMILIES.unregister("llama")
     with pytest.raises(BadInput, match="no family is called 'finch'"):
