@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import vantage as vt
 from tests.generation.folder import tokenizer
+from tests.outside_package import good, install, run
+from tests.processes import ROOT
 from tests.test_docs import blocks
 from vantage.errors import BadInput, CheckpointError
 from vantage.families import families, family_of
@@ -22,7 +21,6 @@ from vantage.families.family import Family
 from vantage.families.llama import FAMILY as LLAMA
 from vantage.families.registry import FAMILIES
 
-ROOT = Path(__file__).parents[2]
 (CODE,) = [code for code in blocks(ROOT / "docs" / "how-to" / "own-parts.md", "python") if "Family(" in code]
 CONFIG = {
     "model_type": "finch",
@@ -91,22 +89,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an installed package: its code, and the entry point that says where its family is."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "finch.py").write_text(CODE, encoding="utf-8")
-    info = folder / "finch-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: finch\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[vantage.parts]\nfinch = finch\n")
+    install(folder, "finch", "finch")
     return folder
-
-
-def run(where: Path, *command: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    paths = [str(ROOT), *([] if path is None else [str(path)])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *command], cwd=where, env=env, capture_output=True, text=True)
-
-
-def good(ended: subprocess.CompletedProcess[str]) -> str:
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
 
 
 USE = """
