@@ -103,11 +103,12 @@ browser: ## a Chromium for the browser tests: the machine's, or Debian's where i
 		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; \
 	} || echo "There is no Chromium here and none can be installed: the browser tests are skipped."
 
-cross: ## compilers and an emulator for the kernels of other processors: Debian's, where they may be installed
-	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && test -d /usr/include/simde || { \
+cross: ## compilers and emulators for the kernels of other processors and of Windows: Debian's, where they may be installed
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && test -d /usr/include/simde && \
+		command -v x86_64-w64-mingw32-g++-posix >/dev/null && command -v wine >/dev/null || { \
 		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update && \
 		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
-			g++-aarch64-linux-gnu qemu-user libsimde-dev >/dev/null; \
+			g++-aarch64-linux-gnu qemu-user libsimde-dev g++-mingw-w64-x86-64 wine wine64 >/dev/null; \
 	} || echo "No cross compiler here and none can be installed: the tests of other processors are skipped."
 
 ray: env ## Ray, for the tests on more than one node

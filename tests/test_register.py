@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import vantage as vt
-from tests.recipes.copies import ROOT, TEMPLATES
+from tests.outside_package import good, install, run
+from tests.recipes.copies import TEMPLATES
 from vantage.errors import BadInput
 from vantage.parts import KINDS, registry
 from vantage.position import ENCODINGS
@@ -138,10 +137,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = (TEMPLATES / f"{name}.py").read_text(encoding="utf-8")
         (folder / "mine" / f"{name}.py").write_text(text, encoding="utf-8")
     (folder / "mine" / "parts.py").write_text(REGISTER, encoding="utf-8")
-    info = folder / "mine-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[vantage.parts]\nmine = mine.parts\n")
+    install(folder, "mine", "mine.parts")
     return folder
 
 
@@ -152,18 +148,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (TEMPLATES / "encoding.py").read_text(encoding="utf-8")
     path.write_text(f'{text}\n\nimport vantage as vt\n\nvt.register("position", "fading", Fading)\n', encoding="utf-8")
     return path
-
-
-def run(where: Path, *command: str, path: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(ROOT), *([] if path is None else [str(path)])]
-    own = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, *command]
-    return subprocess.run(words, cwd=where, env={**os.environ, **own, **env}, capture_output=True, text=True)
-
-
-def good(ended: subprocess.CompletedProcess[str]) -> str:
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
 
 
 @pytest.mark.sampled
@@ -180,6 +164,10 @@ def test_it_is_trained_and_compared(package, tmp_path):
     (tmp_path / "run.toml").write_text(SETTINGS)
     good(run(tmp_path, "-m", "vantage", "train", "run.toml", "--out", "trained", path=package))
     assert "mine.encoding:Fading" in (tmp_path / "trained" / "model" / "config.json").read_text()
+    listed = json.loads(good(run(tmp_path, "-m", "vantage", "compare", "--list", "--json", path=package)))
+    assert ("last-symbol" in listed["tasks"], "fading" in listed["positions"], "halved" in listed["attentions"]) == (
+        (True,) * 3
+    )
     good(run(tmp_path, "-m", "vantage", "compare", *COMPARE, "--out", "compared", path=package))
     assert "fading" in (tmp_path / "compared" / "index.html").read_text()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from vantage.errors import BadInput, unknown
 from vantage.spec.plugins import plugins_wanted
@@ -37,13 +37,25 @@ KINDS = {
     "task": "vantage.training.tasks:TASKS",
     "optimiser": "vantage.training.optimise:OPTIMISERS",
 }
+# What else may come from outside: families, which are no parts of a model but say how a checkpoint becomes one.
+REGISTRIES = {**KINDS, "family": "vantage.families.registry:FAMILIES"}
+
+
+class TakesEntries(Protocol):
+    """What there is of one kind, and may come from outside."""
+
+    def register(self, entry: Entry[Any]) -> None: ...
 
 
 def registry(kind: str) -> Registry[Any]:
     """The registry of a kind of part."""
-    if kind not in KINDS:
-        raise BadInput(unknown("kind of part", kind, KINDS))
-    module, _, name = KINDS[kind].partition(":")
+    return _imported_registry(kind, KINDS)
+
+
+def _imported_registry(kind: str, places: Mapping[str, str]) -> Any:
+    if kind not in places:
+        raise BadInput(unknown("kind of part", kind, places))
+    module, _, name = places[kind].partition(":")
     return getattr(importlib.import_module(module), name)
 
 
@@ -99,10 +111,13 @@ def register(
     "optimiser". ``title`` and ``summary`` are shown to users, ``default`` creates it if it cannot be created without
     arguments, ``variants`` and ``refusals`` are for ``vantage check``; ``vantage.spec.registry.Entry`` has them
     all. Returns the class.
+
+    With ``kind="family"`` it is a model family: ``name`` is the ``model_type`` of the checkpoints that it reads, and
+    ``config`` a ``vantage.families.family.Family``.
     """
     if not isinstance(name, str) or not name:
         raise BadInput(f"name={name!r}: give the name that users write, as in register({kind!r}, 'mine')")
-    parts = registry(kind)
+    parts: TakesEntries = _imported_registry(kind, REGISTRIES)
 
     def put(config: C) -> C:
         entry = Entry(name, config, title, summary, default, components, variants, refusals, compared, randomised)

@@ -7,15 +7,22 @@ goes through its queries one by one; ``Forgetful`` a kernel that does so with th
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 import vantage as vt
 from vantage.cache import ModelCache
 from vantage.cache.kinds.heavy_hitters import HeavyHitterCache
+from vantage.cache.kinds.kind import CacheKind
+from vantage.cache.kinds.quantised import QuantisedCache
 from vantage.cache.kinds.sinks import SinkCache
+from vantage.cache.saved import Fingerprint, read_cache, save_cache
 from vantage.conformance.scenarios import sharpen
+from vantage.errors import CacheError
+from vantage.inspect.cache_bytes import CacheSettings, layer_bytes
 from vantage.kernels.reference import grouped_matmul, masked_scores, normalise
 from vantage.spec.parts import Attended, Need, View
 from vantage.spec.positions import Pair
@@ -204,3 +211,37 @@ class Forgetful:
                     rule.weighed(i, keys, shown[0, :, 0].sum(0).tolist())
         out = grouped_matmul(weights, view.v)
         return Attended(out if need.value_bias is None else out + need.value_bias.at(weights, pair.q, pair.k))
+
+
+# ---- what every cache that forgets does
+
+
+def check_copies(kind: CacheKind, wanted: torch.Tensor, path: Path) -> None:
+    """Forked, reordered, saved to ``path`` and read, it goes on as it was; in eight bits nearly so."""
+    m = model()
+    cache = m.new_cache(1, kind=kind)
+    run(m, cache, TOKENS[:, :9], (9,))
+    save_cache(cache, path, fingerprint=Fingerprint("m", "0"))
+    fork = cache.fork()
+    fork.reorder([0, 0])
+    close(run(m, fork, TOKENS[:, 9:].expand(2, -1), (4, 4)), wanted[:, 9:].expand(2, -1, -1))
+    again = read_cache(path, like=m.new_cache(1, kind=kind), fingerprint=Fingerprint("m", "0")).cache
+    for one in (cache, again):
+        close(run(m, one, TOKENS[:, 9:], (8,)), wanted[:, 9:])
+    rounded = run(m, m.new_cache(1, kind=QuantisedCache(kind)), TOKENS, (17,))
+    assert (rounded - wanted).abs().mean() < 0.1
+
+
+def check_no_way_back(kind: CacheKind) -> None:
+    m = model()
+    cache = m.new_cache(1, kind=kind)
+    run(m, cache, TOKENS[:, :4], (4,))
+    with pytest.raises(CacheError, match="later queries have had a say"):
+        cache.crop(3)
+
+
+def check_bytes(name: str) -> None:
+    """It takes what the costs say."""
+    m = model()
+    settings = CacheSettings(17, 2, torch.float64, name)
+    assert sum(layer_bytes(shape, mask, settings) for shape, mask in m.spec.caches) == m.new_cache(2, kind=name).bytes

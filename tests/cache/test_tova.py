@@ -14,17 +14,16 @@ from tests.cache.forgetting_rules import (
     TOKENS,
     Forgetful,
     LastGiven,
+    check_bytes,
+    check_copies,
+    check_no_way_back,
     close,
     decoder,
     model,
     run,
 )
-from vantage.cache.kinds.quantised import QuantisedCache
 from vantage.cache.kinds.tova import TovaCache
-from vantage.cache.saved import Fingerprint, read_cache, save_cache
 from vantage.conformance.scenarios import sharpen
-from vantage.errors import CacheError
-from vantage.inspect.cache_bytes import CacheSettings, layer_bytes
 
 KIND = TovaCache(SIZE)
 
@@ -80,29 +79,12 @@ def test_rows_of_unequal_length_decide_for_themselves():
 
 
 def test_forked_reordered_saved_and_in_eight_bits(tmp_path):
-    m, wanted = model(), written_out(decoder())
-    cache, path = m.new_cache(1, kind=KIND), tmp_path / "cache.safetensors"
-    run(m, cache, TOKENS[:, :9], (9,))
-    save_cache(cache, path, fingerprint=Fingerprint("m", "0"))
-    fork = cache.fork()
-    fork.reorder([0, 0])
-    close(run(m, fork, TOKENS[:, 9:].expand(2, -1), (4, 4)), wanted[:, 9:].expand(2, -1, -1))
-    again = read_cache(path, like=m.new_cache(1, kind=KIND), fingerprint=Fingerprint("m", "0")).cache
-    for one in (cache, again):
-        close(run(m, one, TOKENS[:, 9:], (8,)), wanted[:, 9:])
-    rounded = run(m, m.new_cache(1, kind=QuantisedCache(KIND)), TOKENS, (17,))
-    assert (rounded - wanted).abs().mean() < 0.1
+    check_copies(KIND, written_out(decoder()), tmp_path / "cache.safetensors")
 
 
 def test_it_does_not_go_back():
-    m = model()
-    cache = m.new_cache(1, kind=KIND)
-    run(m, cache, TOKENS[:, :4], (4,))
-    with pytest.raises(CacheError, match="later queries have had a say"):
-        cache.crop(3)
+    check_no_way_back(KIND)
 
 
 def test_what_it_takes_is_what_the_costs_say():
-    m = model()
-    settings = CacheSettings(17, 2, torch.float64, "tova")
-    assert sum(layer_bytes(shape, mask, settings) for shape, mask in m.spec.caches) == m.new_cache(2, kind="tova").bytes
+    check_bytes("tova")

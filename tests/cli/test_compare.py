@@ -15,8 +15,10 @@ import vantage as vt
 from tests.processes import start, until
 from vantage.cli import compare
 from vantage.cli.main import main
+from vantage.compare.entries import all_positions, attentions
 from vantage.compare.experiment import experiment_of
 from vantage.compare.results import FILE, read_results
+from vantage.training.tasks import TASKS
 from vantage.training.text import Bytes
 
 
@@ -35,6 +37,17 @@ def folder(tmp_path_factory):
     where = tmp_path_factory.mktemp("models") / "tiny"
     vt.save(model, where)
     return str(where)
+
+
+def test_the_names_are_listed(capsys):
+    """As our sources declare them, and they are those that an experiment knows."""
+    assert main(["compare", "--list", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)
+    assert names["positions"] == list(all_positions())
+    assert names["attentions"] == list(attentions())
+    assert set(TASKS) < set(names["tasks"])
+    assert main(["compare", "--list"]) == 0
+    assert "positions: none, sinusoidal, learned, rope," in capsys.readouterr().out
 
 
 def run_compare(*args: str) -> int | str | None:

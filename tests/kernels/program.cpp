@@ -1,6 +1,10 @@
 // The native kernels as a program, without Python: a request on stdin, its result on stdout. For processors that this
 // machine has not, under an emulator.
 #include <cstdio>
+#if defined(_WIN32)
+#include <fcntl.h>
+#include <io.h>
+#endif
 #include "native.cpp"
 
 namespace {
@@ -97,6 +101,9 @@ void tiles_request(int threads) {
 }  // namespace
 
 int main() {
+#if defined(_WIN32)
+    _setmode(_fileno(stdin), _O_BINARY), _setmode(_fileno(stdout), _O_BINARY);
+#endif
     const auto request = take<int32_t>(2);  // what, and how many threads
     if (request[0] == 0) product_request(request[1]);
     else if (request[0] == 1) attention_request(request[1]);

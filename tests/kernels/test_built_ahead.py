@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from tests.kernels.test_native import backend, packed
+from tests.kernels.test_processors import MINGW
 from vantage.errors import BadInput
 from vantage.kernels.native import MatrixUnit, Native, built_ahead, native
-from vantage.kernels.native.build import MATRIX_UNITS, processor_features
+from vantage.kernels.native.build import HERE as SOURCES
+from vantage.kernels.native.build import MATRIX_UNITS, WINDOWS, compile_to, processor_features
 from vantage.kernels.native.built_ahead import (
     AVX2,
     AVX512,
@@ -113,6 +115,22 @@ def test_older_systems_can_load_them(name: str, folder: Path):
     assert [target for target, instruction in INSTRUCTIONS.items() if instruction in code] == (
         [name] if name in INSTRUCTIONS else []
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which(MINGW) is None, reason="no compiler for Windows here (make cross installs one on Debian)"
+)
+@pytest.mark.parametrize("name", ["x86_64-avx512-vnni", "x86_64-avx2", "x86_64-plain"])
+def test_windows_gets_a_library_that_needs_nothing_else(name: str, tmp_path: Path):
+    path = tmp_path / "native.dll"
+    compile_to(path, (MINGW,), (*TARGETS[name].flags, *WINDOWS))
+    tool = MINGW.replace("g++-posix", "objdump")
+    shown = subprocess.run([tool, "-p", str(path)], capture_output=True, text=True, check=True).stdout
+    functions = set(re.findall(r"^\w[\w ]*[ *](vantage_\w+)\(", (SOURCES / "native.cpp").read_text(), re.MULTILINE))
+    assert len(functions) > 10
+    assert functions <= set(re.findall(r"\b(vantage_\w+)$", shown, re.MULTILINE))
+    assert set(re.findall(r"DLL Name: (\S+)", shown)) <= {"KERNEL32.dll", "msvcrt.dll"}  # which every Windows has
 
 
 def disassembled(library: Path, compiler: str) -> str:

@@ -1,4 +1,4 @@
-"""The native kernels on processors that this machine is not: NEON under an emulator, AVX-512 and AMX in plain code.
+"""The native kernels elsewhere: NEON under an emulator, AVX-512 and AMX in plain code, Windows under Wine.
 
 They are compiled as a program without Python (program.cpp), which answers one request for each run. What a processor
 computes is compared with float64; bits are promised within one kind of processor, not across kinds.
@@ -10,7 +10,7 @@ import functools
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,8 @@ from vantage.kernels import kernel_named
 from vantage.kernels.mask_flags import mask_flags
 from vantage.kernels.native import Format, Kept, MatrixUnit, native
 from vantage.kernels.native.build import HERE as SOURCES
-from vantage.kernels.native.build import UNITS
+from vantage.kernels.native.build import UNITS, WINDOWS, processor_features
+from vantage.kernels.native.built_ahead import AVX2, TARGETS, VNNI
 from vantage.kernels.packed_layout import size
 from vantage.kernels.tiles import bias_numbers, tile_places
 from vantage.model.packed import Packed
@@ -40,6 +41,8 @@ HERE = Path(__file__).parent
 PLAIN_AVX512 = (f"-I{HERE}", '-DVANTAGE_INTRINSICS="plain_avx512.h"')
 PLAIN_AMX = (f"-I{HERE}", '-DVANTAGE_INTRINSICS="plain_amx.h"', "-DVANTAGE_VNNI", "-DVANTAGE_MATRIX_UNITS")
 I8MM = ("-march=armv8.2-a+dotprod+i8mm", "-DVANTAGE_MATRIX_UNITS", "-static")
+MINGW = "x86_64-w64-mingw32-g++-posix"
+VNNI_FLAGS = TARGETS["x86_64-avx512-vnni"].flags
 PRODUCT, ATTENTION, TOP, TILES, UNIT = range(5)
 
 
@@ -48,12 +51,16 @@ class Processor(NamedTuple):
     flags: tuple[str, ...]
     emulator: tuple[str, ...] = ()  # which must be there as well
     unit: MatrixUnit = MatrixUnit.NONE
+    needs: frozenset[str] = frozenset()  # of this processor, where nothing else runs the instructions
 
     def missing(self) -> str | None:
         absent = [tool for tool in (self.compiler, *self.emulator[:1]) if shutil.which(tool) is None]
         if not absent and f"-I{HERE}" in self.flags and not Path("/usr/include/simde").is_dir():
             absent = ["libsimde-dev"]
-        return f"not here: {', '.join(absent)} (make cross installs it on Debian)" if absent else None
+        if absent:
+            return f"not here: {', '.join(absent)} (make cross installs it on Debian)"
+        lacking = sorted(self.needs - processor_features())
+        return f"this processor has no {', '.join(lacking)}" if lacking else None
 
 
 PROCESSORS = {
@@ -64,10 +71,22 @@ PROCESSORS = {
     "avx512-vnni": Processor("g++", (*PLAIN_AVX512, "-DVANTAGE_VNNI")),
     "amx": Processor("g++", PLAIN_AMX, (), MatrixUnit.AMX),
     "plain": Processor("g++", ("-DVANTAGE_NO_VECTORS",)),
+    "windows-plain": Processor(MINGW, ("-DVANTAGE_NO_VECTORS", *WINDOWS), ("wine",)),
+    "windows-avx2": Processor(MINGW, ("-march=x86-64-v3", *WINDOWS), ("wine",), needs=AVX2),
+    "windows-avx512-vnni": Processor(MINGW, (*VNNI_FLAGS, *WINDOWS), ("wine",), needs=VNNI),
 }
 # What has a matrix unit, and the same processor without it.
 WITHOUT_UNIT = {"neon-i8mm": "neon-dot", "amx": "avx512-vnni"}
 BYTE_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wine_folder(tmp_path_factory) -> Iterator[None]:
+    """Wine keeps a Windows of its own in a folder, and says much on stderr."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINEPREFIX", str(tmp_path_factory.mktemp("wine")))
+        patch.setenv("WINEDEBUG", "-all")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +131,9 @@ def compile_program(processor: Processor, folder: Path) -> Path:
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_unit, enumerate(units)))
-    subprocess.run([*common, "-o", str(folder / "program"), *objects], check=True, timeout=600)
-    return folder / "program"
+    program = folder / "program.exe"  # Windows wants such a name
+    subprocess.run([*common, "-o", str(program), *objects], check=True, timeout=600)
+    return program
 
 
 def ask(program: list[str], what: int, numbers: list[int], *tensors: Tensor, threads: int = 2) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -22,8 +22,9 @@ from vantage.spec.source_names import (
     declared_registry,
     declared_types,
 )
-from vantage.studies.exercises.registry import exercises, tags
-from vantage.studies.registry import declared_parameters, studies
+from vantage.studies.exercises.registry import exercises, tags, texts
+from vantage.studies.registry import declared_studies, declared_study, find, studies
+from vantage.studies.study import silent
 from vantage.training.models import MODELS
 from vantage.training.optimise import AdamW, Muon
 from vantage.training.settings import LoopSettings, TrainSettings
@@ -57,18 +58,23 @@ def test_classes_and_hints_are_followed() -> None:
     assert [hint.partition(":")[2] for hint in hints["average"]] == ["Average"]  # or None
 
 
-def test_the_tags_of_exercises_are_those_of_their_starters() -> None:
+def test_the_texts_of_exercises_are_theirs() -> None:
     assert tags() == list(exercises())
+    for tag, exercise in exercises().items():
+        text = texts()[tag]
+        words = (text.title, text.task, text.starter, text.answer, text.explanation)
+        assert words == (exercise.title, exercise.task, exercise.starter, exercise.answer, exercise.words)
 
 
-def test_parameters_of_studies_are_read_as_they_are() -> None:
-    read = {tag: declared_parameters(tag) for tag in studies()}
+def test_studies_are_declared_as_they_are() -> None:
+    """All that is listed of one, read without running its file; and that finds the code when it runs."""
     for tag, study in studies().items():
-        assert list(read[tag]) == [parameter.name for parameter in study.parameters]
-        for parameter in study.parameters:
-            assert read[tag][parameter.name] in (parameter, None)
-    known = [one for parameters in read.values() for one in parameters.values()]
-    assert known.count(None) < len(known) / 10
+        declared = declared_study(tag)
+        assert declared.run is not study.run, f"{tag} had to be imported"
+        assert replace(declared, run=study.run) == study
+    assert list(declared_studies()) == list(studies())
+    plain = declared_study("A2")
+    assert plain.run(plain.values({}), silent).numbers == find("A2").run(plain.values({}), silent).numbers
 
 
 @pytest.mark.parametrize("section", [*MODELS, *SOURCES, AdamW, Muon])

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from vantage.cli.flags import check_device
+from vantage.cli.models import import_torch
 from vantage.cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     check_device(args.device)
+    import_torch()
     from rich.console import Console
 
     from vantage.conformance.matrix import run_matrix

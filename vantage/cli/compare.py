@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vantage.cli import compare_extend
 from vantage.cli.flags import at_least, check_device
+from vantage.cli.models import import_torch
 
 if TYPE_CHECKING:
     from vantage.compare.executors import ExecutionBackend
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 examples:
   vantage compare                                     # copy and sort, six encodings, eight seeds: 14 minutes
+  vantage compare --list                              # what can be named
   vantage compare --positions all
   vantage compare --tasks copy reverse addition --positions none rope alibi t5 --seeds 5 --budget 2h
   vantage compare --tasks passkey multi-needle lookup --train-length 40 --budget 30m
@@ -60,7 +62,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--tasks", nargs="+", metavar="TASK", help="names from docs/tasks.md, or text; default: copy sort"
     )
     parser.add_argument(
-        "--positions", nargs="+", metavar="NAME", help="encodings; all; or plain (all without randomised positions)"
+        "--positions",
+        nargs="+",
+        metavar="NAME",
+        help="encodings (--list shows them); all; or plain (all without randomised positions)",
     )
     parser.add_argument(
         "--attention",
@@ -68,6 +73,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="KIND",
         help="multi-head, multi-query, grouped-query, shared-keys, gate, top-k, entmax, moba, …",
     )
+    parser.add_argument("--list", action="store_true", help="list the tasks, positions and attentions there are")
     _add_runs(parser)
     parser.add_argument("--width", type=at_least(1), metavar="N", help="model width; default: 64")
     parser.add_argument("--layers", type=at_least(1), metavar="N", help="layers; default: 2")
@@ -151,7 +157,10 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     started = time.monotonic()  # a budget counts from here: what follows imports torch
     out = Path(args.out)
+    if args.list:
+        return _list_names(args.json)
     check(args, out)
+    import_torch()
     if compare_extend.wanted(args, out):
         return compare_extend.run(args, out)
     from vantage.cli.compare_show import ExperimentDisplay, show_verdicts
@@ -178,6 +187,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         show_verdicts(out / JSON)
         print(f"the report is {page}")
+    return 0
+
+
+def _list_names(as_json: bool) -> int:
+    import dataclasses
+    import json
+    import textwrap
+
+    from vantage.compare.names import compared_names
+
+    names = dataclasses.asdict(compared_names())
+    if as_json:
+        print(json.dumps(names))
+    else:
+        for what, known in names.items():
+            print(textwrap.fill(f"{what}: {', '.join(known)}", 120, subsequent_indent="  ", break_on_hyphens=False))
     return 0
 
 

@@ -18,6 +18,7 @@ from vantage.cli.models import (
     add_max_memory,
     check_max_memory,
     check_model,
+    import_torch,
     load_model,
 )
 from vantage.cli.progress import Bar
@@ -132,6 +133,7 @@ def run_cost(args: argparse.Namespace) -> int:
         raise BadInput("--max-memory needs a model's weights, and a config.json has none: name the model")
     mesh = None if args.mesh is None else MeshShape.read(args.mesh)
     check_out(args)
+    import_torch()
     from vantage.figures.html import table
     from vantage.inspect import cost, machine, plot_cost
     from vantage.inspect.cost import dtype_for

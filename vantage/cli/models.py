@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -121,6 +122,12 @@ def busy(label: str) -> Iterator[None]:
 
     with Console(stderr=True).status(label):
         yield
+
+
+def import_torch() -> None:
+    """Import what every verb that computes needs, with a spinner: it takes seconds."""
+    with busy("starting"):
+        importlib.import_module("torch")
 
 
 def is_model(source: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
 from typing import Any
 
 from vantage.cli.flags import check_device
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         find_adapter(adapter.path)
     if settings.tensor_parallel > 1 and not settings.on:
         return _serve_in_group(settings, args.json)
+    if sys.stderr.isatty():  # not among the lines of a log
+        print("vantage: the server is starting", file=sys.stderr, flush=True)  # what follows takes seconds
     for served in settings.models:
         _bring(served.source)
     if settings.on:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vantage.cli.models import import_torch
 from vantage.cli.study_show import StudyDisplay, show_grade, show_list, show_outcome, show_summary
 from vantage.errors import BadInput, VantageError, unknown
 
@@ -85,11 +86,12 @@ def _parser(what: Any, name: str, short: str, long: str) -> argparse.ArgumentPar
 
 
 def run_list(args: argparse.Namespace) -> int:
-    from vantage.studies.registry import studies
-    from vantage.studies.runner import describe_study
+    from vantage.studies.registry import declared_studies
 
-    listed = list(studies().values())
+    listed = list(declared_studies().values())
     if args.json:
+        from vantage.studies.study import describe_study
+
         print(json.dumps([describe_study(study) for study in listed], ensure_ascii=False))
     else:
         show_list(listed)
@@ -107,6 +109,7 @@ def run_some(args: argparse.Namespace) -> int:
     for folder in (args.report, args.figures):
         if folder is not None:
             check_report(folder)
+    import_torch()
     from vantage.studies.report import data, write_report
     from vantage.studies.runner import conduct
 
@@ -135,6 +138,7 @@ def run_all(args: argparse.Namespace) -> int:
 
     if args.report is not None:
         check_report(args.report)
+    import_torch()
     from vantage.studies.registry import studies
     from vantage.studies.report import FailedStudy, data, write_report
     from vantage.studies.runner import conduct
@@ -207,14 +211,14 @@ def _figures(outcomes: list[Outcome], folder: Path) -> None:
 
 
 def run_exercise(args: argparse.Namespace) -> int:
-    from vantage.studies.exercises.registry import exercises, tags
+    from vantage.studies.exercises.registry import tags, texts
 
     if args.tag is None and (args.out is not None or args.answer):
         raise BadInput(f"name an exercise: there are {', '.join(tags())}")
     tag = None if args.tag is None else _tag(args.tag, tags())
     if args.out is not None and Path(args.out).exists():
         raise BadInput(f"{args.out} already exists and is not overwritten: give another name")
-    known = exercises()
+    known = texts()
     if tag is None:
         if args.json:
             print(json.dumps([{"tag": tag, "title": one.title} for tag, one in known.items()], ensure_ascii=False))
@@ -224,13 +228,13 @@ def run_exercise(args: argparse.Namespace) -> int:
     chosen = known[tag]
     code = chosen.answer if args.answer else chosen.starter
     if args.json:
-        content = {"tag": chosen.tag, "title": chosen.title, "task": chosen.task, "starter": chosen.starter}
-        content |= {"answer": chosen.answer, "words": chosen.words} if args.answer else {}
+        content = {"tag": tag, "title": chosen.title, "task": chosen.task, "starter": chosen.starter}
+        content |= {"answer": chosen.answer, "words": chosen.explanation} if args.answer else {}
         print(json.dumps(content, ensure_ascii=False))
         return 0
     if args.out is None:
         StudyDisplay.note(
-            f"{chosen.words if args.answer else chosen.task}\n"
+            f"{chosen.explanation if args.answer else chosen.task}\n"
         )  # beside the code, which may go to a file
         print(code)
         return 0
@@ -241,7 +245,7 @@ def run_exercise(args: argparse.Namespace) -> int:
         raise BadInput(f"{args.out} already exists and is not overwritten: give another name") from None
     except OSError as error:
         raise BadInput(f"{args.out} cannot be written: {error}") from error
-    print(f"{chosen.tag} {chosen.title}\n\n{chosen.task}\n")
+    print(f"{tag} {chosen.title}\n\n{chosen.task}\n")
     print(f"wrote {args.out}; check it with `vantage study grade {args.out}`")
     return 0
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import at_least, check_device
 from vantage.cli.interrupts import stopping
+from vantage.cli.models import import_torch
 
 if TYPE_CHECKING:
     from vantage.training import Run, Trained
@@ -102,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
         parallel_of(table).rows(processes())
         check_run_folder(out, resume=args.resume)
     note = promise_note(args.settings, changes)
+    if processes() == 1:  # several would draw over each other
+        import_torch()
     from vantage.training.settings import settings_of
 
     settings = settings_of(table)

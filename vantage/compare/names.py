@@ -7,14 +7,17 @@ import functools
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from vantage.errors import BadInput, unknown
-from vantage.parts import known_entries
+from vantage.parts import known_entries, registry
 from vantage.spec.registry import Entry
 from vantage.spec.source_names import DeclaredEntry
+
+Entries = Sequence[Entry[Any] | DeclaredEntry]
 
 # The tasks as an experiment means them: names with the parameters that the papers used.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,20 +83,43 @@ def attending_names(compared: Iterable[Entry[Any] | DeclaredEntry]) -> tuple[str
     return (*GROUPED, *SHARED_KEYS, *(entry.name for entry in compared))
 
 
-def check_names(tasks: Iterable[str] = (), positions: Iterable[str] = (), attentions: Iterable[str] = ()) -> None:
-    """Refuse a name that nothing of ours has. Where parts come from outside, that is left to the experiment."""
-    tasks_known, encodings = known_entries("task"), known_entries("position")
-    attending_known = [known_entries(kind) for kind in ATTENDING]
-    if tasks_known is None or encodings is None or None in attending_known:
-        return
+@dataclass(frozen=True)
+class ComparedNames:
+    """What an experiment may name."""
+
+    tasks: tuple[str, ...]
+    positions: tuple[str, ...]
+    attentions: tuple[str, ...]
+
+
+KINDS = ("task", "position", *ATTENDING)
+
+
+def compared_names() -> ComparedNames:
+    """All of them. Parts from outside are imported for it; our own need not be."""
+    return _names_of(*(known_entries(kind) or registry(kind).entries() for kind in KINDS))
+
+
+def _names_of(tasks: Entries, encodings: Entries, *attending: Entries) -> ComparedNames:
     plain = plain_names(entry.name for entry in encodings if entry.compared)
     steady = {entry.name for entry in encodings if not entry.randomised}
-    every = all_names(plain, (name for name in plain if name not in steady))
-    attending = attending_names(entry for entries in attending_known for entry in entries or () if entry.compared)
+    return ComparedNames(
+        (*(entry.name for entry in tasks), *VARIANTS, TEXT),
+        all_names(plain, (name for name in plain if name not in steady)),
+        attending_names(entry for entries in attending for entry in entries if entry.compared),
+    )
+
+
+def check_names(tasks: Iterable[str] = (), positions: Iterable[str] = (), attentions: Iterable[str] = ()) -> None:
+    """Refuse a name that nothing of ours has. Where parts come from outside, that is left to the experiment."""
+    entries = [known for kind in KINDS if (known := known_entries(kind)) is not None]
+    if len(entries) < len(KINDS):
+        return
+    names = _names_of(*entries)
     for what, chosen, known, sets in (
-        ("task", tasks, (*(entry.name for entry in tasks_known), *VARIANTS, TEXT), ()),
-        ("position", positions, every, (ALL, PLAIN, "default")),
-        ("attention", attentions, attending, ()),
+        ("task", tasks, names.tasks, ()),
+        ("position", positions, names.positions, (ALL, PLAIN, "default")),
+        ("attention", attentions, names.attentions, ()),
     ):
         for name in chosen:
             if name not in (*known, *sets):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
-import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +20,15 @@ from vantage.checkpoints.tensor_names import RenamedTensors
 from vantage.checkpoints.tokenizer import Tokenizer, from_folder, from_gguf, from_object
 from vantage.checkpoints.training_checkpoint import TrainingCheckpoint
 from vantage.checkpoints.transformers_model import TensorsInMemory, is_transformers_model
-from vantage.errors import BadInput, CheckpointError, Refused, unknown
+from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families import built
-from vantage.families.family import Family, copies_of, export, fill, with_prefix
+from vantage.families.family import copies_of, export, fill, with_prefix
 from vantage.families.memory_need import OpenedCheckpoint
 from vantage.families.packing import BITS, check_dtype, own_dtype, packer
 from vantage.families.placing import fill_by_layers, planned
 from vantage.families.recurrent import NAME as RECURRENT
+from vantage.families.registry import families as families
+from vantage.families.registry import family_of as family_of
 from vantage.files import SHARD_BYTES
 from vantage.model import Model, empty_model, fit_buffers
 from vantage.model.lora import adapted
@@ -38,29 +37,6 @@ from vantage.model.packed import packed_weights
 from vantage.model.patches import PatchVectors
 from vantage.parallel import Divide, Divided, TensorParallel
 from vantage.spec.model import ModelKind, ModelSpec
-
-
-@functools.cache
-def families() -> dict[str, Family]:
-    """Every family by the ``model_type`` of its config.json: whatever file of this folder has a FAMILY."""
-    members = (getattr(importlib.import_module(f"{__name__}.{name}"), "FAMILY", None) for name in _files())
-    return {family.name: family for family in members if family is not None}
-
-
-@functools.cache
-def _files() -> tuple[str, ...]:
-    return tuple(info.name for info in pkgutil.iter_modules(__path__))
-
-
-def family_of(config: dict[str, Any]) -> Family:
-    kind = config.get("model_type")
-    if kind in _files():  # most families have a file of their name: the others need not be imported
-        own = getattr(importlib.import_module(f"{__name__}.{kind}"), "FAMILY", None)
-        if own is not None and own.name == kind:
-            return own
-    if not isinstance(kind, str) or kind not in families():
-        raise CheckpointError(f"config.json: model_type: {unknown('family', kind, families())}")
-    return families()[kind]
 
 
 def load(

@@ -124,4 +124,6 @@ def masked_head_links() -> list[Link]:
 
 # position_ids: a buffer. seq_relationship: told two sentences apart in training
 IGNORED = ("embeddings.position_ids", "cls.seq_relationship.")
-FAMILY = Family("bert", spec, links, ignored=IGNORED, copied=masked_head_copies("bert"), prefix="bert.", older=OLDER)
+FAMILY = Family(
+    "bert", spec, links, ignored=IGNORED, copied=masked_head_copies("bert"), prefix="bert.", older=OLDER, gguf="bert"
+)

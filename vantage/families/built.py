@@ -35,4 +35,4 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
     return same({name: name for name, _ in empty_model(spec).named_parameters()})
 
 
-FAMILY = Family(NAME, spec, links)
+FAMILY = Family(NAME, spec, links, gguf="llama")

@@ -48,6 +48,8 @@ class Family:
     unpacked: Callable[[Tensors], Tensors] = lambda tensors: tensors
     # the config under which a loaded model is saved: another one where only a part is loaded (Gemma 3's text model)
     saved_as: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    # the family that reads such a model back from a GGUF file: itself, or "llama" where it is a LLaMA by another name
+    gguf: str | None = None
 
     def dtype_of(self, link: Link, dtype: torch.dtype) -> torch.dtype:
         """The dtype of what a link fills in a model of ``dtype``."""

@@ -91,4 +91,4 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
     return [*llama.ends(spec), *each(len(spec.layers), [*norms, *rest, *llama_layout.qk_norm_links()])]
 
 
-FAMILY = Family("gemma3_text", spec, links)
+FAMILY = Family("gemma3_text", spec, links, gguf="gemma3_text")

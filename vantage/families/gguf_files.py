@@ -17,21 +17,15 @@ from vantage.checkpoints.gguf_names import ARCHITECTURES, GGUFTensors
 from vantage.checkpoints.gguf_tokens import copied, tokens_metadata
 from vantage.checkpoints.gguf_write import write_gguf
 from vantage.errors import BadInput
-from vantage.families import family_of
-from vantage.families.built import NAME as BUILT
+from vantage.families.built import FAMILY as BUILT
 from vantage.families.family import Family, export
+from vantage.families.registry import FAMILIES, families, family_of
 from vantage.model import Model
 from vantage.model.lora import adapted
 from vantage.model.packed import packed_weights
 from vantage.spec.model import ModelSpec
 
-# Which architecture holds a family. What was built from parts may be a LLaMA; the reader decides.
-HOLDS = {
-    BUILT: "llama",
-    "gemma3_text": "gemma3",
-    "mistral": "llama",
-    **{name: name for name in ("llama", "smollm3", "qwen2", "qwen3", "gpt2", "bert")},
-}
+ARCHITECTURE_NAMES = {"gemma3_text": "gemma3"}  # of families whose architecture has another name in GGUF
 LEFT_OUT = ("pooler.",)  # of BERT: llama.cpp has no place for it either
 
 
@@ -56,7 +50,8 @@ def save_gguf(
         raise BadInput("this model's weights are packed already: load it with dtype=torch.float32 to write it")
     if adapted(model):
         raise BadInput("this model has adapters: vantage.model.lora.merge(model) makes them part of its weights")
-    arch, family = _architecture(model)
+    family = _reading_family(model)
+    arch = ARCHITECTURE_NAMES.get(family.name, family.name)
     metadata = {"general.architecture": arch, **_general(model, arch), "general.file_type": MIXES[type].number}
     metadata |= {"general.quantization_version": 2, **metadata_from(arch, model.spec)}
     metadata |= tokens_metadata(model.tokenizer, model.spec.vocab)
@@ -71,15 +66,18 @@ def save_gguf(
     write_gguf(Path(path).expanduser(), metadata, tensors, types, check, progress)
 
 
-def _architecture(model: Model) -> tuple[str, Family]:
-    kind = BUILT if model.config is None else model.config.get("model_type")
-    if kind not in HOLDS:
-        known = ", ".join(sorted(name for name in HOLDS if name != BUILT))
-        raise BadInput(
-            f"the family {kind!r} cannot be written as GGUF; these can: {known}, and models built like LLaMA"
+def _reading_family(model: Model) -> Family:
+    """The family that will read the file, whose names and order of weights it is written in."""
+    own = BUILT if model.config is None else family_of(model.config)
+    if own.gguf is None:
+        known = ", ".join(
+            sorted(f.name for f in (*families().values(), *FAMILIES.from_outside()) if f.gguf and f != BUILT)
         )
-    arch = HOLDS[kind]
-    return arch, family_of({"model_type": arch if kind == BUILT else kind})
+        raise BadInput(
+            f"the family {own.name!r} cannot be written as GGUF; these can: {known}, and models built like LLaMA. "
+            "A family of your own names the one that reads its files back: Family(…, gguf='llama')"
+        )
+    return FAMILIES[own.gguf]
 
 
 def _general(model: Model, arch: str) -> dict[str, Any]:
@@ -97,7 +95,8 @@ def _tensors(model: Model, arch: str, family: Family, metadata: dict[str, Any]) 
     divisors = frequency_divisors(model.spec)
     tensors: dict[str, Tensor] = {} if divisors is None else {"rope_freqs.weight": divisors}
     try:
-        links = family.links(Config(model.config or {}), model.spec)
+        config = model.config if model.config is not None and family_of(model.config) is family else {}
+        links = family.links(Config(config), model.spec)
         exported = export(model, links)
     except (AssertionError, KeyError, AttributeError) as e:
         raise BadInput(f"the GGUF architecture {arch!r} has no place for this model's parts: {e!r}") from e

@@ -80,4 +80,4 @@ def layer_links(norm: str) -> list[Link]:
     return links
 
 
-FAMILY = Family("gpt2", spec, links, ignored=MASKS, prefix="transformer.")
+FAMILY = Family("gpt2", spec, links, ignored=MASKS, prefix="transformer.", gguf="gpt2")

@@ -91,4 +91,4 @@ def gated(hidden: int, kind: str) -> list[Link]:
     ]
 
 
-FAMILY = Family("llama", spec, links, ignored=("rotary_emb.inv_freq",))
+FAMILY = Family("llama", spec, links, ignored=("rotary_emb.inv_freq",), gguf="llama")

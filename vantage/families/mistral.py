@@ -17,4 +17,4 @@ def spec(c: Config) -> ModelSpec:
     return llama_layout.model(c, (layer,) * llama_layout.count(c), norm)
 
 
-FAMILY = Family("mistral", spec, llama.links, ignored=("rotary_emb.inv_freq",))
+FAMILY = Family("mistral", spec, llama.links, ignored=("rotary_emb.inv_freq",), gguf="llama")

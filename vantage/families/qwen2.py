@@ -29,4 +29,4 @@ def masks(c: Config, *, below: int = 28) -> tuple[Mask, ...]:
     )
 
 
-FAMILY = Family("qwen2", spec, llama.links, ignored=("rotary_emb.inv_freq",))
+FAMILY = Family("qwen2", spec, llama.links, ignored=("rotary_emb.inv_freq",), gguf="qwen2")

@@ -26,4 +26,4 @@ def links(c: Config, spec: ModelSpec) -> list[Link]:
     return [*llama.links(c, spec), *each(len(spec.layers), llama_layout.qk_norm_links())]
 
 
-FAMILY = Family("qwen3", spec, links)
+FAMILY = Family("qwen3", spec, links, gguf="qwen3")

@@ -38,4 +38,4 @@ def turning(c: Config) -> list[bool]:
     return [bool(turned) for turned in flags]
 
 
-FAMILY = Family("smollm3", spec, llama.links)
+FAMILY = Family("smollm3", spec, llama.links, gguf="smollm3")

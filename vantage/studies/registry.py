@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vantage.errors import BadInput, nearest
-from vantage.studies.study import Parameter, Study, check_parameter_names
+from vantage.studies.study import Progress, Result, Study, Values, check_parameter_names
 from vantage.studies.text import StudyText
 
 FILE = re.compile(r"([aptki])(\d\d)_[a-z0-9_]+\.py")
@@ -54,27 +56,50 @@ def check_tag(tag: str) -> str:
 
 
 def check_values(tag: str, values: Mapping[str, str]) -> None:
-    """Refuse what the study would refuse of these parameters, as far as its source tells; no study is imported."""
-    declared = declared_parameters(tag)
+    """Refuse what the study would refuse of these parameters; no study is imported."""
+    declared = {parameter.name: parameter for parameter in declared_study(tag).parameters}
     check_parameter_names(tag, values, declared)
     for name, value in values.items():
-        if (parameter := declared[name]) is not None:
-            parameter.read(value)
+        declared[name].read(value)
 
 
-def declared_parameters(tag: str) -> dict[str, Parameter | None]:
-    """The parameters of a study as its source has them: ``TEXT.parameter("keys", 5, 1, 100)``. ``None``: a bound is
-    computed there."""
-    text = StudyText.beside(str(Path(__file__).parent / f"{tags()[tag]}.py"))
-    declared: dict[str, Parameter | None] = dict.fromkeys(text.parameters)
-    for node in ast.walk(ast.parse(text.path.with_suffix(".py").read_text(encoding="utf-8"))):
+def declared_studies() -> dict[str, Study]:
+    """All of them by tag, as their sources declare them: none is imported before it runs."""
+    return {tag: declared_study(tag) for tag in tags()}
+
+
+def declared_study(tag: str) -> Study:
+    """A study as the end of its source has it, ``STUDY = TEXT.study("A2", run, …)``: from plain values and constants of
+    the file. One that is declared otherwise is imported."""
+    stem = tags()[tag]
+    text = StudyText.beside(str(Path(__file__).parent / f"{stem}.py"))
+    source = text.path.with_suffix(".py")
+    names: dict[str, Any] = {"TEXT": text, "run": functools.partial(_run, tag), "len": len, "tuple": tuple}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
         match node:
-            case ast.Call(func=ast.Attribute(ast.Name("TEXT"), "parameter"), args=args, keywords=keywords):
-                with contextlib.suppress(ValueError):  # not written as plain values
-                    values = [ast.literal_eval(arg) for arg in args]
-                    named = {str(word.arg): ast.literal_eval(word.value) for word in keywords}
-                    declared[values[0]] = text.parameter(*values, **named)
-    return declared
+            case ast.Assign(targets=[ast.Name("STUDY")], value=value):
+                with contextlib.suppress(NameError):
+                    return eval(compile(ast.Expression(value), str(source), "eval"), {"__builtins__": {}, **names})
+            case ast.Assign(targets=[target], value=value):
+                with contextlib.suppress(ValueError):  # not a plain value
+                    names |= _bound(target, ast.literal_eval(value))
+    return _read(tag, stem)
+
+
+def _bound(target: ast.expr, value: Any) -> dict[str, Any]:
+    """What an assignment binds: ``KINDS = …``, or ``DIM, COUNT = …``."""
+    match target:
+        case ast.Name(name):
+            return {name: value}
+        case ast.Tuple(elts=targets):
+            return {
+                name: one for part, each in zip(targets, value, strict=True) for name, one in _bound(part, each).items()
+            }
+    return {}
+
+
+def _run(tag: str, values: Values, progress: Progress) -> Result:
+    return find(tag).run(values, progress)
 
 
 def find(tag: str) -> Study:

@@ -12,7 +12,7 @@ from typing import Any, final
 from vantage.errors import BadInput, Refused
 from vantage.studies.registry import find
 from vantage.studies.shared.models import require_models
-from vantage.studies.study import Number, Progress, Result, Study, Value, Values, silent
+from vantage.studies.study import Number, Progress, Result, Study, Value, Values, describe_study, silent
 
 
 @final
@@ -77,21 +77,6 @@ def conduct(study: Study, values: Mapping[str, str | Value], progress: Progress 
     if not result.numbers:
         raise BadInput(f"{study.tag} found no numbers: a study's run gives at least one")
     return Outcome(study, read, result, time.perf_counter() - began)
-
-
-def describe_study(study: Study) -> dict[str, Any]:
-    """A study as plain data, before it is run."""
-    return {
-        "tag": study.tag,
-        "title": study.title,
-        "sources": list(study.sources),
-        "statement": study.statement,
-        "explanation": study.explanation,
-        "parameters": [asdict(parameter) for parameter in study.parameters],
-        "seconds": study.seconds,
-        "trains": study.trains,
-        "needs": list(study.needs),
-    }
 
 
 def format_value(value: Value) -> str:

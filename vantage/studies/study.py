@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from vantage.errors import BadInput
 from vantage.figures import Figure, Real
@@ -112,3 +112,18 @@ class Study:
 
 def silent(share: float, doing: str) -> None:
     """For a caller who wants no progress."""
+
+
+def describe_study(study: Study) -> dict[str, Any]:
+    """A study as plain data, before it is run."""
+    return {
+        "tag": study.tag,
+        "title": study.title,
+        "sources": list(study.sources),
+        "statement": study.statement,
+        "explanation": study.explanation,
+        "parameters": [asdict(parameter) for parameter in study.parameters],
+        "seconds": study.seconds,
+        "trains": study.trains,
+        "needs": list(study.needs),
+    }

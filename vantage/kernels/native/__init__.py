@@ -323,10 +323,10 @@ def matrix(data: Tensor, bias: Tensor | None, format: Format, shape: Sequence[in
 
 def _lend_threads(library: ctypes.CDLL) -> None:
     """Give the library torch's OpenMP, if it has one; otherwise it makes threads of its own."""
-    process = ctypes.CDLL(None)  # all that this process has loaded
     try:
+        process = ctypes.CDLL(None)  # all that this process has loaded
         functions = [process.GOMP_parallel, process.omp_get_thread_num]
-    except AttributeError:
+    except (AttributeError, TypeError):  # the second: Windows knows no such thing
         return
     library.vantage_use_openmp.argtypes = [c_void_p] * 2
     library.vantage_use_openmp(*(ctypes.cast(function, c_void_p) for function in functions))

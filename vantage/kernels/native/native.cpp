@@ -92,12 +92,13 @@ constexpr int MOST_ROWS = HAS_TILES ? 144 : 132;        // that one piece of a p
 static_assert(ROW_UNIT % TILE == 0 && MOST_ROWS % ROW_UNIT == 0 && (!HAS_TILES || ROW_UNIT % REGISTER_ROWS == 0));
 
 struct Memory {  // of one thread, aligned for vectors
+    static constexpr std::align_val_t ALIGNMENT{64};
     float* data = nullptr;
     int64_t size = 0;
     void reserve(int64_t floats) {
         if (size >= floats) return;
-        std::free(data), data = nullptr, size = 0;
-        if (posix_memalign((void**)&data, 64, sizeof(float) * (size_t)floats)) throw std::bad_alloc();
+        ::operator delete(data, ALIGNMENT), data = nullptr, size = 0;
+        data = (float*)::operator new(sizeof(float) * (size_t)floats, ALIGNMENT);
         size = floats;
     }
 };
@@ -116,13 +117,19 @@ ThreadPool* pool = nullptr;
 std::vector<Worker> workers;
 Memory parts;  // what few queries get from each piece of the keys
 
-void after_fork() { pool = nullptr; }  // its threads did not come along
+#if defined(_WIN32)
+void forget_pool_in_forks() {}  // there are none
+#else
+void forget_pool_in_forks() {  // its threads do not come along
+    static const bool once = (pthread_atfork(nullptr, nullptr, [] { pool = nullptr; }), true);
+    (void)once;
+}
+#endif
 
 void run_on_threads(const Job& job, int threads) {
     if (threads == 1) return job(0);
     if (openmp.parallel) return openmp.run(job, threads);
-    static const bool once = (pthread_atfork(nullptr, nullptr, after_fork), true);
-    (void)once;
+    forget_pool_in_forks();
     if (!pool || pool->threads != threads) pool = new ThreadPool(threads);
     pool->run(job);
 }

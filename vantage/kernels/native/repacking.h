@@ -3,7 +3,9 @@
 // A thread of its own begins with the first matrix as soon as it is there. Who needs them all helps with what is left.
 // A matrix that is done gives the memory of the file's pages back: the file has them, and a model is little more than it.
 #pragma once
+#if !defined(_WIN32)
 #include <sys/mman.h>
+#endif
 #include <memory>
 #include <system_error>
 #include <vector>
@@ -106,9 +108,13 @@ class Repacking {
         pthread_mutex_unlock(&lock_);
         pthread_cond_signal(&more_);
     }
+#if defined(_WIN32)
+    static void give_back(const std::vector<MappedPages>&) {}  // the system takes them when it needs memory
+#else
     static void give_back(const std::vector<MappedPages>& pages) {
         for (const MappedPages& some : pages) madvise(some.first, (size_t)some.bytes, MADV_DONTNEED);
     }
+#endif
 
     const int threads_;
     // each stays where it is when more are added; a deque would need a newer C++ library than older systems have

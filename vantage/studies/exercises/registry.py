@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from vantage.studies.exercises.exercise import Exercise
+from vantage.studies.exercises.text import ExerciseText
 from vantage.studies.registry import LETTERS
 
 FOLDER = re.compile(rf"([{''.join(LETTERS).lower()}])(\d\d)_[a-z0-9_]+")
@@ -27,10 +28,16 @@ def folders() -> list[str]:
 
 
 def tags() -> list[str]:
-    """Every tag, in the order of the documents. Nothing is imported: the first line of a starter names its exercise."""
-    starters = [Path(__file__).with_name("tasks") / name / "starter.py" for name in folders()]
-    matches = [FIRST_LINE.match(path.read_text(encoding="utf-8")) for path in starters]
-    return [match[1] for match in matches if match is not None]
+    """Every tag, in the order of the documents. Nothing is imported."""
+    return list(texts())
+
+
+def texts() -> dict[str, ExerciseText]:
+    """The words of every exercise by its tag, without its checks. Nothing is imported: the first line of a starter
+    names its exercise."""
+    known = [ExerciseText.beside(str(Path(__file__).with_name("tasks") / name / "__init__.py")) for name in folders()]
+    matches = [(FIRST_LINE.match(text.starter), text) for text in known]
+    return {match[1]: text for match, text in matches if match is not None}
 
 
 @cache

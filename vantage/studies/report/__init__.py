@@ -14,8 +14,8 @@ from vantage.errors import BadInput
 from vantage.figures.drawing import notebook_html
 from vantage.files import write_text
 from vantage.studies.report.page import page, paragraphs
-from vantage.studies.runner import Outcome, describe_study, format_value
-from vantage.studies.study import Study
+from vantage.studies.runner import Outcome, format_value
+from vantage.studies.study import Study, describe_study
 
 PAGE, JSON = "index.html", "studies.json"
 
