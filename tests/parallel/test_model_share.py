@@ -88,7 +88,7 @@ def test_who_trains_looks_at_no_other_share(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says how much a process has held")
 def test_the_system_sees_no_whole_model_either() -> None:
-    for grown, whole in in_processes(2, resident, False):
-        assert grown < 0.75 * whole, (grown, whole)
+    for grown, whole in in_processes(2, resident, False):  # the C library keeps some of what was freed below 32 MB
+        assert grown < 0.95 * whole, (grown, whole)
     for grown, whole in in_processes(2, resident, True):  # as it would be without it, so that this can fail
         assert grown > whole, (grown, whole)
