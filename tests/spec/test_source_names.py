@@ -22,7 +22,7 @@ from vantage.spec.source_names import (
     declared_registry,
     declared_types,
 )
-from vantage.studies.exercises.registry import exercises, tags, texts
+from vantage.studies.exercises.registry import exercises, shown_text, tags, texts
 from vantage.studies.registry import declared_studies, declared_study, find, studies
 from vantage.studies.study import silent
 from vantage.training.models import MODELS
@@ -61,7 +61,8 @@ def test_classes_and_hints_are_followed() -> None:
 def test_the_texts_of_exercises_are_theirs() -> None:
     assert tags() == list(exercises())
     for tag, exercise in exercises().items():
-        text = texts()[tag]
+        text = shown_text(tag)
+        assert text.title == texts()[tag].title
         words = (text.title, text.task, text.starter, text.answer, text.explanation)
         assert words == (exercise.title, exercise.task, exercise.starter, exercise.answer, exercise.words)
 

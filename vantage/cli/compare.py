@@ -160,9 +160,9 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list_names(args.json)
     check(args, out)
-    import_torch()
     if compare_extend.wanted(args, out):
         return compare_extend.run(args, out)
+    import_torch()
     from vantage.cli.compare_show import ExperimentDisplay, show_verdicts
     from vantage.compare.budget import Budget
     from vantage.compare.metadata import experiment_in, report_metadata

@@ -211,21 +211,21 @@ def _figures(outcomes: list[Outcome], folder: Path) -> None:
 
 
 def run_exercise(args: argparse.Namespace) -> int:
-    from vantage.studies.exercises.registry import tags, texts
+    from vantage.studies.exercises.registry import shown_text, tags, texts
 
     if args.tag is None and (args.out is not None or args.answer):
         raise BadInput(f"name an exercise: there are {', '.join(tags())}")
     tag = None if args.tag is None else _tag(args.tag, tags())
     if args.out is not None and Path(args.out).exists():
         raise BadInput(f"{args.out} already exists and is not overwritten: give another name")
-    known = texts()
     if tag is None:
+        known = texts()
         if args.json:
             print(json.dumps([{"tag": tag, "title": one.title} for tag, one in known.items()], ensure_ascii=False))
         else:
             print("\n".join(f"{tag:<5} {one.title}" for tag, one in known.items()))
         return 0
-    chosen = known[tag]
+    chosen = shown_text(tag)
     code = chosen.answer if args.answer else chosen.starter
     if args.json:
         content = {"tag": tag, "title": chosen.title, "task": chosen.task, "starter": chosen.starter}

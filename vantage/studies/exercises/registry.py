@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -33,11 +35,23 @@ def tags() -> list[str]:
 
 
 def texts() -> dict[str, ExerciseText]:
-    """The words of every exercise by its tag, without its checks. Nothing is imported: the first line of a starter
+    """The words of every exercise by its tag, as its files have them. Nothing is imported: the first line of a starter
     names its exercise."""
     known = [ExerciseText.beside(str(Path(__file__).with_name("tasks") / name / "__init__.py")) for name in folders()]
     matches = [(FIRST_LINE.match(text.starter), text) for text in known]
     return {match[1]: text for match, text in matches if match is not None}
+
+
+def shown_text(tag: str) -> ExerciseText:
+    """What an exercise shows. It is imported only where its code makes that (A9 draws a puzzle)."""
+    text = texts()[tag]
+    for node in ast.parse((text.folder / "__init__.py").read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign([ast.Name("EXERCISE")], ast.Call(ast.Attribute(ast.Name("TEXT"), "exercise"))):
+                return text
+    own = exercises()[tag]
+    made = {"task": own.task, "starter": own.starter, "answer": own.answer, "explanation": own.words}
+    return replace(text, title=own.title, **made)
 
 
 @cache
