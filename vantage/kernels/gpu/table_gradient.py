@@ -66,7 +66,9 @@ def tile_sums(
     bias = tl.load(P1 + ((h * banks + bank) * BLOCK + along[:, None]) * BLOCK + along[None, :])
     # all tiles of a diagonal have the same distances, and so the same pairs that causal masks and windows leave out
     distance = diagonal * BLOCK + off + along[:, None] - along[None, :]
-    near = sees(distance, 0, 0, 0, distance == distance, origin, window, 0, 0, CAUSAL, WINDOW, False, False, False, False)
+    near = sees(
+        distance, 0, 0, 0, distance == distance, origin, window, 0, 0, CAUSAL, WINDOW, False, False, False, False
+    )
     bias = tl.where(near, bias, float("-inf"))
     far = tl.load(P0 + h * width + width - 1) * LOG2E  # which the ready-made biases leave out
     before = tl.maximum(diagonal, 0)  # blocks of queries whose tile would lie before the first key
