@@ -7,18 +7,32 @@ import torch
 from bench.causal_variants.__main__ import LOG, NAMES, NONE, SLOPE, TABLE, Variant, errors, problem, variants
 from tests.kernels.fused_calls import DEVICE, MISSING
 
-# a table's line begins far enough before distance 0 for tiles of up to 128
-KINDS = [Variant(16, 16), Variant(16, 16, split=1, product=1), Variant(32, 16), Variant(16, 32, split=1)]
+FORMS = [NONE, SLOPE, LOG, TABLE]
+KINDS = [Variant(16, 16), Variant(32, 16), Variant(16, 16, split=1, product=1), Variant(16, 32, split=1)]
+needs_interpreter = pytest.mark.skipif(
+    MISSING or DEVICE == "cuda", reason="needs Triton's interpreter: pip install triton"
+)
 
 
-@pytest.mark.skipif(MISSING or DEVICE == "cuda", reason="needs Triton's interpreter: pip install triton")
-@pytest.mark.parametrize("how", KINDS, ids=str)
-@pytest.mark.parametrize("form", [NONE, SLOPE, LOG, TABLE], ids=NAMES.get)
-def test_candidates_are_attention(form, how):
+def check(form: int, how: Variant) -> None:
     T = 150 if form == TABLE else 70  # so that a table has far tiles too
     x = problem(form, 1, 2, 1, T, 16, dtype=torch.float32, device="cpu", far=32 if form == LOG else 256)
     limit = 2e-4 if form == LOG else 1e-5  # a cubic for a logarithm, from two tiles away on
     assert {name: e for name, e in errors(x, how).items() if not e < limit} == {}
+
+
+@needs_interpreter
+@pytest.mark.parametrize(("form", "how"), zip(FORMS, KINDS, strict=True), ids=str)
+def test_candidates_are_attention(form, how):
+    check(form, how)
+
+
+@needs_interpreter
+@pytest.mark.slow
+@pytest.mark.parametrize("how", KINDS, ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=NAMES.get)
+def test_all_candidates_are_attention(form, how):
+    check(form, how)
 
 
 def test_each_variant_comes_once():
