@@ -105,7 +105,7 @@ def compile_all(capability: int, p: FusedPlan, dtype: torch.dtype, width: int, s
     added = [(values.add_values, 1, {"HAS_SINKS": True, "W_TILE": 32})] if operators.has_values(p) else []
     by_tiles = table_gradient.shares_tiles(p)
     if by_tiles:
-        added += [(table_gradient.tile_sums, 2, {}), (table_gradient.diagonal_sums, 2, {"ROWS": 32})]
+        added += [(table_gradient.tile_sums, 2, {"KEYS_END": True}), (table_gradient.diagonal_sums, 2, {"ROWS": 32})]
     for kernel, held, more in (
         *added,
         (forward.attend, 1, {"HAS_SINKS": True, "MERGED": operators.merged(p)}),

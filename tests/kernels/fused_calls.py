@@ -84,6 +84,10 @@ def places(case: Case, generator: torch.Generator) -> tuple[Positions, Positions
     B, T, S = case.B, case.T, case.S
     if case.places == "run":  # the queries are the last of the keys
         return Positions.arange(B, T, 3 + S - T), Positions.arange(B, S, 3)
+    if case.places == "beyond":  # the keys end before the queries do
+        return Positions.arange(B, T, 8 + S - T), Positions.arange(B, S, 3)
+    if case.places == "before":  # the first queries stand before all keys
+        return Positions.arange(B, T, 0), Positions.arange(B, S, T // 2)
     if case.places in ("documents", "filled by documents"):
         rest = S - S // 3 - S // 5
         lengths = [[n for n in (S // 3 - 2 * b, S // 5, rest - 1) if n > 0] for b in range(B)]

@@ -91,6 +91,14 @@ def test_gradients_of_a_table_are_equal_from_run_to_run(case):
 
 
 @needs_triton
+@pytest.mark.parametrize("mask", [Causal(), Causal() & Window(20), Causal() & Chunked(24)], ids=str)
+@pytest.mark.parametrize("places", ["beyond", "before"])
+def test_a_table_where_keys_and_queries_begin_or_end_apart(places, mask):
+    """Its gradient goes along diagonals of tiles, some of which lie outside of the keys in part."""
+    check(Case("table", mask, places, B=2, T=53, S=43, width=21))
+
+
+@needs_triton
 def test_what_inference_has_made_is_there_for_training():
     """Ranges of tiles are kept from pass to pass, and by the positions: neither belongs to inference alone."""
     inputs = Inputs(Case("slope", T=19, S=23), torch.float32)

@@ -44,19 +44,19 @@ def empty_table(q: Tensor, p: FusedPlan) -> Tensor:
 def _tile(X, b, h, xb, xh, xt, i, n, W: tl.constexpr, W_TILE: tl.constexpr):
     c = tl.arange(0, W_TILE)
     at = X + b * xb + h.to(tl.int64) * xh + i.to(tl.int64)[:, None] * xt + c[None, :]
-    return tl.load(at, mask=((i >= 0) & (i < n))[:, None] & (c < W)[None, :], other=0.0)
+    return tl.load(at, mask=(i < n)[:, None] & (c < W)[None, :], other=0.0)
 
 
-@triton.jit(do_not_specialize=(*LENGTHS, "first", "count", "each", "pairs"))
+@triton.jit(do_not_specialize=(*LENGTHS, "first", "count", "parts", "batch"))
 def tile_sums(
     Q, K, V, DO, LINE, DELTA, P0, P1, SUMS, qb, qh, qt, kb, kh, kt, vb, vh, vt, gb, gh, gt, T, S, blocks, first, count,
-    each, pairs, off, origin, low, width, banks, window, chunk, prefix, scale, cap, H: tl.constexpr,
+    parts, batch, off, origin, low, width, banks, window, chunk, prefix, scale, cap, H: tl.constexpr,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr,
     BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
+    KEYS_END: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
-    """SUMS, (parts, count, H, BLOCK, BLOCK): the scores' gradients on one diagonal of tiles, of ``each`` of the
-    ``pairs`` of a row and a block of queries."""
+    """SUMS, (parts, count, H, BLOCK, BLOCK): the scores' gradients on one diagonal of tiles, of one of the ``parts`` of
+    its tiles in all rows. ``KEYS_END``: some query could see keys behind the last one."""
     h = tl.program_id(0) % H
     diagonal = first + tl.program_id(0) // H % count
     part = tl.program_id(0) // (H * count)
@@ -64,25 +64,36 @@ def tile_sums(
     along = tl.arange(0, BLOCK)
     bank = tl.minimum(diagonal + floor_div(off, BLOCK) + 1, banks - 1)
     bias = tl.load(P1 + ((h * banks + bank) * BLOCK + along[:, None]) * BLOCK + along[None, :])
+    # all tiles of a diagonal have the same distances, and so the same pairs that causal masks and windows leave out
+    distance = diagonal * BLOCK + off + along[:, None] - along[None, :]
+    near = sees(
+        distance, 0, 0, 0, distance == distance, origin, window, 0, 0, CAUSAL, WINDOW, False, False, False, False
+    )
+    bias = tl.where(near, bias, float("-inf"))
     far = tl.load(P0 + h * width + width - 1) * LOG2E  # which the ready-made biases leave out
+    before = tl.maximum(diagonal, 0)  # blocks of queries whose tile would lie before the first key
+    within = tl.maximum(tl.minimum(blocks, tl.cdiv(S, BLOCK) + diagonal) - before, 0)
+    each = tl.cdiv(batch * within, parts)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for pair in tl.range(part * each, tl.minimum((part + 1) * each, pairs)):
-        b = (pair // blocks).to(tl.int64)
-        qi = pair % blocks * BLOCK + along
+    for tile in tl.range(part * each, tl.minimum((part + 1) * each, batch * within)):
+        b = (tile // within).to(tl.int64)
+        qi = (before + tile % within) * BLOCK + along
         kj = qi - diagonal * BLOCK
         q = _tile(Q, b, h, qb, qh, qt, qi, T, D, D_TILE)
         k = _tile(K, b, g, kb, kh, kt, kj, S, D, D_TILE)
         x, _ = scaled(tl.dot(q, k.T, input_precision=PRECISION), scale, cap, SOFTCAP, APPROXIMATE)
         rows = (b * H + h) * (blocks * BLOCK) + qi
-        p = tl.math.exp2(x + bias - (tl.load(LINE + rows) - far)[:, None])
-        see = sees(
-            (qi + off)[:, None], kj[None, :], 0, 0, ((kj >= 0) & (kj < S))[None, :], origin, window, chunk, prefix,
-            CAUSAL, WINDOW, CHUNK, False, False, False,
-        )  # fmt: skip
+        p = tl.math.exp2(x + bias - (tl.load(LINE + rows) - far)[:, None])  # 0 in rows behind the last
+        if CHUNK or KEYS_END:
+            see = sees(
+                (qi + off)[:, None], kj[None, :], 0, 0, (kj < S)[None, :], origin, 0, chunk, 0, False, False, CHUNK,
+                False, False, False,
+            )  # fmt: skip
+            p = tl.where(see, p, 0.0)
         do = _tile(DO, b, h, gb, gh, gt, qi, T, E, E_TILE)
         v = _tile(V, b, g, vb, vh, vt, kj, S, E, E_TILE)
         dp = tl.dot(do, v.T, input_precision=PRECISION)
-        total += tl.where(see, p * (dp - tl.load(DELTA + rows)[:, None]), 0.0)
+        total += p * (dp - tl.load(DELTA + rows)[:, None])
     out = SUMS + tl.program_id(0).to(tl.int64) * BLOCK * BLOCK
     tl.store(out + along[:, None] * BLOCK + along[None, :], total)
 
@@ -127,16 +138,15 @@ def table_gradient(
     B, H, T, _ = q.shape
     blocks = ceil_div(T, p.block)
     first, count = diagonals(p, T, k.shape[2])
-    pairs = B * blocks
-    each = ceil_div(pairs, max(1, PROGRAMS // (H * count)))
-    parts = ceil_div(pairs, each)
+    parts = min(B * blocks, max(1, PROGRAMS // (H * count)))
     sums = q.new_empty(parts, count, H, p.block, p.block, dtype=torch.float32)
     known = {name: how[name] for name in tile_sums.arg_names if name in how}
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3])
     launch: Any = tile_sums
     launch[(parts * count * H,)](
-        q, k, v, grad, *rows, *bias, sums, *strides, T, k.shape[2], blocks, first, count, each, pairs, p.off, p.origin,
-        p.low, p.width, p.banks, p.window, p.chunk, p.prefix, *scale, **known, num_warps=how["num_warps"],
+        q, k, v, grad, *rows, *bias, sums, *strides, T, k.shape[2], blocks, first, count, parts, B, p.off, p.origin,
+        p.low, p.width, p.banks, p.window, p.chunk, p.prefix, *scale, **known,
+        KEYS_END=k.shape[2] < T + p.off, num_warps=how["num_warps"],
         num_stages=2 if how["D_TILE"] * q.element_size() <= SHORT_ROW else 1,
     )  # fmt: skip
     launch = diagonal_sums
