@@ -22,7 +22,7 @@ def check(form: int, how: Variant) -> None:
 
 
 @needs_interpreter
-@pytest.mark.parametrize(("form", "how"), zip(FORMS, KINDS, strict=True), ids=str)
+@pytest.mark.parametrize(("form", "how"), list(zip(FORMS, KINDS, strict=True)), ids=str)
 def test_candidates_are_attention(form, how):
     check(form, how)
 
