@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from tests.parallel.context_cells import ROWS, WIDTH, loss_of
 from vantage.conformance.factors import LENGTH, VOCAB
 from vantage.conformance.scenarios import sharpen, spec_for
 from vantage.errors import VantageError
+from vantage.generation.stats import paths_of
 from vantage.model import Model, build
 from vantage.model.clamped import ClampedSwiGLU
 from vantage.model.experts import Experts, TopK
 from vantage.model.feed_forward import FeedForward
+from vantage.model.recipes import decoder
 from vantage.parallel import TensorParallel
 from vantage.spec.model import ModelSpec
 
@@ -96,6 +99,22 @@ def decoded(cells: list[tuple[str, str, str]]) -> list[float]:
         assert cache.bytes < whole_cache.bytes or "latent" in cell[1]
         worst.append(float((torch.cat(parts, 1) - whole).abs().max()))
     return worst
+
+
+def paths_of_steps() -> tuple[dict[str, int], dict[str, int], float]:
+    """How steps ran in one process and over several, and how far their logits are apart. In float32, where a CPU has
+    native steps."""
+    os.environ["VANTAGE_NATIVE"] = "1"  # it is off in these processes, which compare with modules
+    model = build(decoder(vocab=64, width=64, layers=2, heads=4, kv_heads=2)).eval()
+    share = TensorParallel(model.spec).cut(model).eval()
+    tokens = torch.arange(8)[None]
+    found, logits = [], []
+    for one in (model, share):
+        cache = one.new_cache(1, capacity=16)
+        with torch.inference_mode():
+            logits.append(torch.cat([one(tokens[:, t : t + 1], cache=cache) for t in range(8)], 1))
+        found.append(paths_of(cache))
+    return found[0], found[1], float((logits[0] - logits[1]).abs().max())
 
 
 def loaded(source: str, out: str) -> tuple[float, int, int]:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import vantage as vt
 from tests.parallel.processes import in_processes
-from tests.parallel.tensor_cells import FEEDS, decoded, gaps, loaded, spec_of
+from tests.parallel.tensor_cells import FEEDS, decoded, gaps, loaded, paths_of_steps, spec_of
 from vantage.conformance.factors import attentions, encodings
 from vantage.errors import CheckpointError, Refused
+from vantage.kernels.native import native
 from vantage.model import empty_model
 from vantage.parallel.parameter_cut import parameter_cuts
 from vantage.parallel.tensor import divided
@@ -68,6 +69,15 @@ def test_each_process_caches_its_own_heads() -> None:
     cells = [("rope", "grouped", "gated"), ("fox", "grouped", "gated"), ("alibi", "latent", "experts")]
     for worst in in_processes(2, decoded, [*cells, ("rope", "cross", "plain")]):
         assert max(worst) < TOLERANCE, worst
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+def test_steps_over_processes_run_by_modules_and_say_so() -> None:
+    """An all-reduce has no native form."""
+    for alone, over_processes, gap in in_processes(2, paths_of_steps):
+        assert alone == {"native": 8}
+        assert over_processes == {"modules": 8}
+        assert gap < 1e-4
 
 
 # ---- what a process has
