@@ -29,11 +29,29 @@ MODELS = {
     "kerple": {"position": "kerple"},
     "kerple, power": {"position": vt.Kerple("power"), "kv_heads": 1},
     "fire": {"position": vt.Fire(hidden=5, init_L=16.0)},
+    "shaw": {"position": vt.Shaw(max_distance=5), "kv_heads": 1},
+    "shaw, keys alone": {"position": vt.Shaw(max_distance=3, values=False)},
+    "shaw, window, sinks": {
+        "attention": vt.GroupedQuery(2, 1, scores=vt.Scores(sinks=True, softcap=3.0)),
+        "position": vt.Shaw(max_distance=6),
+        "window": 9,
+    },
+}
+NO_CHUNKS = {
+    "xl": {"position": "xl", "kv_heads": 1},
+    "xl, bias, window": {"position": "xl", "bias": True, "window": 4},
+    "shifted": {"position": vt.Shifted(anchor=3)},
 }
 
 
 def built(**options):
-    return vt.build(vt.decoder(vocab=61, width=32, layers=2, heads=2, **options), seed=1).eval().to(DEVICE)
+    heads = {} if "attention" in options else {"heads": 2}
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=2, **heads, **options), seed=1).eval().to(DEVICE)
+    draw = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():  # sinks begin with zeros, and these vectors with tiny numbers
+        if name.endswith(("sinks", ".u", ".v", ".w_r")):
+            parameter.data.copy_(torch.randn(parameter.shape, generator=draw) / 3)
+    return model
 
 
 def steps_of(model):
@@ -55,7 +73,7 @@ def rows_of(model, prompts):
     return caches
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("options", (MODELS | NO_CHUNKS).values(), ids=MODELS | NO_CHUNKS)
 @torch.inference_mode()
 def test_a_step_gives_the_logits_of_a_whole_pass(options):
     model = built(**options)
@@ -250,7 +268,6 @@ def test_what_has_no_form_on_a_gpu_is_named():
 PARTS = {
     "cope": {"position": "cope"},
     "fox": {"position": "fox"},
-    "shaw": {"position": "shaw"},
     "xpos": {"position": "xpos"},
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}

@@ -14,7 +14,8 @@ from vantage.kernels.gpu import choose, decode, latent, packed, packed_product, 
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
-from vantage.model.lowered.row_steps import attention_options, bias_of, head_norm, run_step, sums_for
+from vantage.model.lowered.query_tables import QueryBiases
+from vantage.model.lowered.row_steps import attention_options, bias_of, head_norm, run_step, sums_for, values_of
 from vantage.spec.native import LatentDims
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
@@ -79,9 +80,11 @@ class StepGraph:
         shape: GraphShape,
         rotations: dict[int, decode.RopeTables],
         modules: ModuleStep | None = None,
+        queries: QueryBiases | None = None,
     ):
         self._model, self._program, self._shape, self._rotations = model, program, shape, rotations
         self._modules = modules  # instead of the program's steps
+        self._queries = queries  # what their own biases are made of
         device, rows = model.device, shape.rows
         self._device = device
         with torch.inference_mode(False), torch.no_grad():  # its buffers serve callers in both modes
@@ -139,6 +142,7 @@ class StepGraph:
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
         self._biases = [bias_of(step, device) for step in program.attentions]
+        self._values = [values_of(step, device) for step in program.attentions]
 
     def _per_ledger(self, ints: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each ledger the blocks that are gone (rows,), and the table of the others (rows, blocks)."""
@@ -319,15 +323,18 @@ class StepGraph:
     def _attend(self, step: AttendStep | LatentStep) -> None:
         if isinstance(step, LatentStep):
             return self._attend_latent(step)
-        s, turn = step.shape, step.turn
+        s, turn, qkv, own = step.shape, step.turn, self._buffers[step.src], None
+        if self._queries is not None:
+            own = self._queries.made(step, qkv, self.held, dependent=self._dependent)
         decode.decode(
-            self._buffers[step.src],
+            qkv,
             self._buffers[step.dst],
             self._stores,
             step.index,
             self._row_states[self._shape.ledgers[step.index]],
             self._workspaces[s.heads, s.kv_heads, s.value_dim],
-            bias=self._biases[step.index],
+            bias=own or self._biases[step.index],
+            values=self._values[step.index],
             rotation=None if turn is None else self._rotations[id(turn.tables)],
             int8=self._shape.int8,
             dependent=self._dependent,
