@@ -200,9 +200,16 @@ class QueryDistances:
     last: int | None = None  # further out is as at this distance; ``None``: each has a vector of its own
 
 
+@dataclass(frozen=True, eq=False)
+class QueryCounts:
+    """q_i·vectors at the count of ``CountTable``, for queries as they are projected: CoPE, whatever the queries are."""
+
+    vectors: Tensor  # (P, d)
+
+
 # of a query and a key, only where they stand
 DistanceForm = Slope | LogDistance | PowerDistance | DistanceTable | RatioPieces | RatioNetwork
-QueryForm = QueryDistances  # of a query's numbers as well
+QueryForm = QueryDistances | QueryCounts  # of a query's numbers as well
 PointwiseForm = DistanceForm | RowTable | QueryAndKey
 Form = PointwiseForm | DistanceKeys | CountTable
 

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.score_bias import DeviceBias, bias_row, form_constants, head_numbers, scored
+from vantage.kernels.gpu.count_bias import counted, later_gates
+from vantage.kernels.gpu.count_tiles import by_count as number_by_count
+from vantage.kernels.gpu.score_bias import COUNTS, DeviceBias, bias_row, form_constants, head_numbers, scored
 from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_near_values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -228,7 +230,14 @@ def attend(
     m = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_TILE,), tl.float32)
     acc = tl.zeros((GROUP_TILE, E_TILE), tl.float32)
-    for begin in tl.range(start, end, KEYS, num_stages=STAGES):
+    new_count = tl.zeros((GROUP_TILE,), tl.float32)
+    carry = new_count
+    if BIAS == COUNTS:
+        carry, new_count = later_gates(bias_two, b, h, mine, split, active, H, SPLITS)
+    for at in tl.range(start, end, KEYS, num_stages=STAGES):
+        begin = at
+        if BIAS == COUNTS:  # from the newest on
+            begin = start + tl.cdiv(end - start, KEYS) * KEYS - KEYS - (at - start)
         j = begin + tl.arange(0, KEYS)
         valid = j < end
         slot = j.to(tl.int64)
@@ -239,10 +248,14 @@ def attend(
         s = tl.dot(q, tl.trans(k.to(TYPE)), input_precision=PRECISION)
         if INT8:
             s *= tl.load(k_scales + slot, mask=valid, other=0.0)[None, :]
+        if BIAS == COUNTS:
+            by_count, carry = counted(s, valid, carry, bias_a, bias_h, mine, bias_one, bias_width, scale)
         s = scored(
             s, (n - j)[None, :], n - begin - (KEYS - 1), bias_h, mine[:, None], bias_a, bias_b, bias_one, bias_two,
             bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
         )  # fmt: skip
+        if BIAS == COUNTS:
+            s += by_count * 1.4426950408889634
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
@@ -289,6 +302,10 @@ def attend(
             bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
         )  # fmt: skip
         new_s = tl.sum(new_s, 1)
+        if BIAS == COUNTS:
+            new_bias, _, _, _ = number_by_count(new_count, bias_one, tl.where(mine, tl.sum(bias_h, 1), 0) * bias_width,
+                                                bias_width, False)  # fmt: skip
+            new_s += new_bias * 1.4426950408889634
         new_m = tl.maximum(m, new_s)
         new_p = tl.exp2(new_s - new_m)
         new_fade = tl.exp2(m - new_m)
@@ -344,6 +361,11 @@ def store_numbers(tensors: Sequence[Tensor]) -> list[int]:
     return [k.data_ptr(), v.data_ptr(), *strides[0], *strides[1], *scales]
 
 
+def keys_at_once(keys: int, dtype: torch.dtype, key_dim: int) -> int:
+    """Fewer where what a block may share is used up sooner."""
+    return keys // 2 if dtype is torch.float32 or key_dim > 128 else keys
+
+
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -385,8 +407,7 @@ def decode(
     optional = (cos, sin, q_gain, k_gain, one, two, sinks)
     extra = {"launch_pdl": True} if dependent else {}
     group, value_tile = triton.next_power_of_2(heads // kv_heads), max(16, triton.next_power_of_2(value_dim))
-    if qkv.dtype is torch.float32 or key_dim > 128:
-        keys = keys // 2  # what a block may share is used up sooner
+    keys = keys_at_once(keys, qkv.dtype, key_dim)
     kernel: Launch = attend
     kernel[(B, kv_heads, splits)](
         qkv, out, stores, rows.held, rows.pos, rows.gone, rows.table,

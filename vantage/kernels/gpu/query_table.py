@@ -36,27 +36,27 @@ class QueryTable:
     def width(self) -> int:
         return self.keys.shape[1]
 
-    def bias(self, numbers: Tensor) -> DeviceBias:
-        """``numbers``: the tables (B, H, width) that are filled."""
-        return DeviceBias(ROW_TABLE.value, numbers, numbers, self.width)
+    def bias(self, tables: Tensor) -> DeviceBias:
+        """Of queries with these tables, (B, H, width)."""
+        return DeviceBias(ROW_TABLE.value, tables, tables, self.width)
 
 
 @triton.jit
 def by_distance(
-    qkv, keys, offset, held, numbers, qkv_stride, rows, width, factor, H: tl.constexpr, D: tl.constexpr,
+    qkv, vectors, shifts, held, tables, qkv_stride, rows, width, factor, H: tl.constexpr, D: tl.constexpr,
     D_TILE: tl.constexpr, QUERIES: tl.constexpr, SOME: tl.constexpr, SHARES: tl.constexpr, COMMON: tl.constexpr,
     BOUNDED: tl.constexpr, OFFSET: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """numbers (B, H, width). COMMON: all heads have the same keys, so that heads of a row are queries of a tile."""
+    """tables (B, H, width). COMMON: all heads have the same vectors, so that heads of a row are queries of a tile."""
     r = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
-    first = keys
+    first = vectors
     if COMMON:
         b = r // H
         h = r % H
     else:
         b = r
         h = r * 0 + tl.program_id(1)
-        first = keys + tl.program_id(1).to(tl.int64) * width * D
+        first = vectors + tl.program_id(1).to(tl.int64) * width * D
     mine = b < rows
     reach = width
     if not BOUNDED:  # no key is further than the first token
@@ -76,9 +76,9 @@ def by_distance(
     at = b.to(tl.int64)[:, None] * qkv_stride + h[:, None] * D + d[None, :]
     q = tl.load(qkv + at, mask=inside, other=0.0).to(tl.float32)
     if OFFSET:
-        q += tl.load(offset + h[:, None] * D + d[None, :], mask=inside, other=0.0)
+        q += tl.load(shifts + h[:, None] * D + d[None, :], mask=inside, other=0.0)
     q = q.to(TYPE)
-    to = numbers + (b.to(tl.int64) * H + h)[:, None] * width
+    to = tables + (b.to(tl.int64) * H + h)[:, None] * width
     for begin in tl.range(start, end, SOME, num_stages=3):
         j = begin + tl.arange(0, SOME)
         k = tl.load(first + j.to(tl.int64)[:, None] * D + d[None, :], mask=(j < end)[:, None] & (d < D)[None, :],
@@ -89,7 +89,7 @@ def by_distance(
 
 def fill(
     qkv: Tensor,
-    numbers: Tensor,
+    tables: Tensor,
     table: QueryTable,
     held: Tensor,
     *,
@@ -98,8 +98,8 @@ def fill(
     some: int = 64,
     dependent: bool = False,
 ) -> None:
-    """numbers (B, heads, width) float32 from qkv (B, queries | …). ``held`` (B,): of tables that are not bounded
-    numbers up to that distance are made, and none of rows that hold -1."""
+    """tables (B, heads, width) float32 from qkv (B, queries | …). ``held`` (B,): of tables that are not bounded
+    numbers are made up to that distance, and none of rows that hold -1."""
     B, common = len(qkv), len(table.keys) == 1
     grid = (triton.cdiv(B * heads, QUERIES), 1) if common else (triton.cdiv(B, QUERIES), heads)
     shares = max(1, min(triton.cdiv(table.width, some), PROGRAMS // (grid[0] * grid[1])))
@@ -107,7 +107,7 @@ def fill(
     extra = {"launch_pdl": True} if dependent else {}
     kernel: Launch = by_distance
     kernel[(*grid, shares)](
-        qkv, table.keys, held if table.offset is None else table.offset, held, numbers, qkv.stride(0), B, table.width,
+        qkv, table.keys, held if table.offset is None else table.offset, held, tables, qkv.stride(0), B, table.width,
         table.factor, H=heads, D=key_dim, D_TILE=max(16, triton.next_power_of_2(key_dim)), QUERIES=QUERIES, SOME=some,
         SHARES=shares, COMMON=common, BOUNDED=table.bounded, OFFSET=table.offset is not None,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], DEPENDENT=dependent,

@@ -26,6 +26,7 @@ from vantage.spec.forms import (
 )
 from vantage.spec.rounding import next_power_of_2
 
+COUNTS = tl.constexpr(8)  # behind the forms of ``tiles``
 PIECE_HEADER = tl.constexpr(4)  # numbers of ``two`` before the break points: c, limit, eps
 
 
@@ -92,7 +93,7 @@ def _float(x: Tensor, device: torch.device) -> Tensor:
 @triton.jit
 def bias_row(row, h, H: tl.constexpr, FORM: tl.constexpr):
     """Which line of a bias's numbers a head of a row reads: its head's, or one of its own."""
-    if FORM == ROW_TABLE:
+    if FORM == ROW_TABLE or FORM == COUNTS:  # noqa: SIM109
         return row.to(tl.int64) * H + h
     else:
         return h
@@ -109,7 +110,7 @@ def head_numbers(one, two, width, h, at, mine, FORM: tl.constexpr):
     elif FORM == LOG or FORM == POWER:  # noqa: SIM109
         a = tl.load(one + h, mask=mine, other=0.0)
         b = tl.load(two + h, mask=mine, other=0.0)
-    elif FORM == TABLE or FORM == ROW_TABLE:  # noqa: SIM109 (of keys far away)
+    elif FORM == TABLE or FORM == ROW_TABLE or FORM == COUNTS:  # noqa: SIM109 (of keys far away)
         a = tl.load(one + h * width + width - 1, mask=mine, other=0.0)
     elif FORM == PIECES:
         b = tl.load(two)

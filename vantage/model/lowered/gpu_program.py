@@ -17,7 +17,7 @@ from vantage.model.feed_forward import ACTIVATIONS
 from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear, gpu_reads
-from vantage.spec.forms import QueryDistances, QueryForm
+from vantage.spec.forms import QueryCounts, QueryDistances, QueryForm
 from vantage.spec.native import (
     AngleTables,
     CannotLower,
@@ -148,8 +148,10 @@ class GpuProgram(ProgramBuffers):
     @property
     def takes_chunks(self) -> bool:
         """Whether several tokens of a row may be a pass. Latents meet many of them sooner in the expanded form; where
-        every distance has a vector of its own, tables of many queries would be as large as their scores."""
-        return self.reach is None and all(isinstance(step, AttendStep) for step in self.attentions)
+        every distance has a vector of its own, tables of many queries would be as large as their scores; what is
+        counted before a tile of keys is known only behind all later ones, for each of many queries."""
+        counts = any(isinstance(step.scores.bias, QueryCounts) for step in self.attentions)
+        return self.reach is None and not counts and all(isinstance(step, AttendStep) for step in self.attentions)
 
     @property
     def reach(self) -> str | None:
@@ -241,6 +243,8 @@ class GpuProgram(ProgramBuffers):
         q_norm, k_norm = (self._norms.pop((qkv, column), None) for column in columns)
         q_shift, _ = (self._shifts.pop((qkv, column), None) for column in columns)
         turn = self._turn_of(*((qkv, column) for column in columns))
+        if isinstance(scores.bias, QueryCounts) and (turn is not None or q_shift is not None):
+            raise CannotLower("counts of keys whose queries are turned or shifted have no form on a GPU")
         self._hold(scores.sinks)
         self.learned += scores.learned
         attended = self.buffer("attended", shape.heads * shape.value_dim)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.gpu import query_table
+from vantage.kernels.gpu.count_bias import CountBias
 from vantage.kernels.gpu.query_table import QueryTable
 from vantage.kernels.gpu.score_bias import DeviceBias
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
-from vantage.spec.forms import QueryDistances
+from vantage.spec.forms import QueryCounts, QueryDistances
 
 
 class TableRoom:
@@ -56,6 +57,27 @@ def _offset(step: AttendStep, form: QueryDistances, device: torch.device) -> Ten
         return None if wanted is None else wanted.contiguous()
     shift = step.q_shift.to(device, torch.float32)
     return (-shift if wanted is None else wanted - shift).contiguous()
+
+
+def count_biases(program: GpuProgram, rows: int, splits: Callable[[AttendStep], int], device: torch.device) -> dict[
+    int, CountBias
+]:  # fmt: skip
+    """The biases by count of so many rows. ``splits``: into how many shares the keys of a row are cut."""
+    biases: dict[int, CountBias] = {}
+    rooms: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}  # layers use them in turn
+    for step in program.attentions:
+        form = step.scores.bias
+        if not isinstance(step, AttendStep) or not isinstance(form, QueryCounts):
+            continue
+        size = step.shape.heads, len(form.vectors), splits(step)
+        with torch.inference_mode(False), torch.no_grad():
+            if size not in rooms:
+                heads, counts, shares = size
+                tables = torch.empty((rows, heads, counts), device=device)
+                rooms[size] = tables, torch.empty((rows, shares + 1, heads), device=device)
+            vectors = form.vectors.detach().to(device, program.dtype).contiguous()
+        biases[step.index] = CountBias.over(vectors, *rooms[size])
+    return biases
 
 
 class QueryBiases:
