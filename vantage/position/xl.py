@@ -22,6 +22,7 @@ from vantage.spec.registry import Entry, parameter
 
 AT_ONCE = 8192  # distances whose sinusoids are in memory together
 
+
 @dataclass(frozen=True)
 class TransformerXL:
     """``base`` is that of the sinusoids R, as wide as the model: sines first, then cosines."""

@@ -186,7 +186,8 @@ def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: 
 @triton.jit(do_not_specialize=["layer", "tokens", "splits"])
 def attend(
     queries, out, stores, held, count, pos, gone, table, bias_one, bias_two, sinks, sums, highest, totals, arrived,
-    layer, tokens, splits, scale, cap, window, bias_width, values, value_width, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    layer, tokens, splits, scale, cap, window, bias_width, values, value_width,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr,
     BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,

@@ -128,7 +128,7 @@ def prepare_counts(
     int8: bool = False,
     dependent: bool = False,
 ) -> None:
-    """Fills the tables and gates of a bias, before ``decode`` with the same numbers. Queries and keys are not turned."""
+    """Fills the tables and gates of a bias, before ``decode`` with the same numbers. Nothing is turned."""
     assert bias.vectors is not None
     nothing, splits = rows.held, bias.two.shape[1] - 1
     q_gain, q_eps, q_offset = (None, 0.0, 0.0) if q_norm is None else (q_norm.gain, q_norm.eps, q_norm.offset)

@@ -33,8 +33,9 @@ PIECE_HEADER = tl.constexpr(4)  # numbers of ``two`` before the break points: c,
 @dataclass(frozen=True)
 class DeviceBias:
     """A form as float32 tensors on the device. ``one`` and ``two``: slopes; factors and rates of a logarithm or power;
-    a table (H, width) by distance, or (rows, H, width) where each row has its own; or (H, width, 2), slope and offset of each piece, and c, limit, eps and, from
-    PIECE_HEADER on, the break points, rising, with infinite ones behind the last."""
+    a table (H, width) by distance, or (rows, H, width) where each row has its own; or (H, width, 2), slope and offset
+    of each piece, and c, limit, eps and, from PIECE_HEADER on, the break points, rising, with infinite ones behind the
+    last."""
 
     form: int
     one: Tensor

@@ -46,7 +46,7 @@ def far_values(table, width, e, E: tl.constexpr):
 def with_near_values(
     acc, p, distance, nearest, e, table, width, E: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr
 ):
-    """acc (rows, E_TILE) with what near keys gain by their weights p (rows, keys), where all rows are one token's heads:
+    """acc (rows, E_TILE) with what near keys gain by their weights p (rows, keys), where rows are heads of one token:
     ``distance`` (keys,). ``nearest``: no distance is less."""
     if nearest < width - 1:
         near = (distance >= 0) & (distance < width - 1)

@@ -100,7 +100,5 @@ class QueryBiases:
         if table is None:
             return None
         numbers, s = self._numbers[step.index], step.shape
-        query_table.fill(
-            qkv, numbers[: len(qkv)], table, held, heads=s.heads, key_dim=s.key_dim, dependent=dependent
-        )
+        query_table.fill(qkv, numbers[: len(qkv)], table, held, heads=s.heads, key_dim=s.key_dim, dependent=dependent)
         return table.bias(numbers)
