@@ -14,8 +14,19 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.gpu import choose, chunk, decode, latent, packed, packed_product, product, query_table
+from vantage.kernels.gpu import (
+    choose,
+    chunk,
+    count_gates,
+    decode,
+    latent,
+    packed,
+    packed_product,
+    product,
+    query_table,
+)
 from vantage.kernels.gpu.packed import DeviceBlocks
+from vantage.kernels.gpu.score_bias import COUNTS
 from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, ROW_TABLE, SLOPE, TABLE
 from vantage.kernels.native import Format
 from vantage.model.gpu import gelu
@@ -34,6 +45,7 @@ POINTERS = {
     "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
     "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
     "queries": "T", "count": "i32", "vectors": "T", "shifts": "fp32", "tables": "fp32", "values": "fp32",
+    "gates": "fp32",
     "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T", "k": "T", "q_out": "T", "k_out": "T", "grad": "T",
     "targets": "i64", "losses": "fp32", "grads": "T",
 }  # fmt: skip
@@ -86,7 +98,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
     biases = [{"BIAS": form, "BREAKS": 64 * (form == PIECES.value)} for form in DISTANCE_FORMS]
-    of_queries = {"BIAS": ROW_TABLE.value, "BREAKS": 0}
+    of_queries = [{"BIAS": form.value, "BREAKS": 0} for form in (ROW_TABLE, COUNTS)]
     how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent, "INT8": False}
     chunks = {"CHUNK": 1024, "CHUNKS": 128}
     digits = {"BITS": 11, "BINS": 2048}
@@ -96,10 +108,11 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (product._norm_kernel, {"BIAS": True, "GAIN": True, "CENTRED": True, "WIDTH": 512, "DEPENDENT": dependent}),
         (product._activate_kernel, {"FUNCTION": 2, "GATED": True, "BLOCK": 1024, "DEPENDENT": dependent}),
         (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1} | biases[0]),
-        *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in (*biases, of_queries)),
+        *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in (*biases, *of_queries)),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
-        *chunks_of_a_prompt(how, [*biases, of_queries]),
+        *chunks_of_a_prompt(how, [*biases, of_queries[0]]),
         *tables_of_queries(how),
+        *sums_of_gates(how, heads, plain, full),
         *latents(how, biases),
         (choose.scan, {"CHUNK": 1024}),
         (choose.weigh, chunks),
@@ -158,6 +171,14 @@ def tables_of_queries(how: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
     sizes = {"H": 8, "D": 64, "D_TILE": 64, "QUERIES": 16, "SOME": 64, "SHARES": 8}
     kinds = [{"COMMON": common, "BOUNDED": common, "OFFSET": not common} for common in (False, True)]
     return [(query_table.by_distance, sizes | how | kind) for kind in kinds]
+
+
+def sums_of_gates(how: dict[str, Any], *numbers: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    heads, plain, full = (
+        {name: x for name, x in some.items() if name in count_gates.sum_gates.arg_names} for some in numbers
+    )
+    kinds = [plain | {"PAGED": False, "INT8": False}, full | {"PAGED": True, "INT8": True}]
+    return [(count_gates.sum_gates, heads | how | {"SOME": 64} | kind) for kind in kinds]
 
 
 def latents(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:

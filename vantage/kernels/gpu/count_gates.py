@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.count_bias import CountBias
-from vantage.kernels.gpu.decode import TYPES, HeadNorm, RowState, ask, in_8_bits, keys_at_once, rotated
+from vantage.kernels.gpu.decode import TYPES, HeadNorm, RowState, in_8_bits, keys_at_once, rotated
+from vantage.kernels.gpu.row_shares import ask, blocks_of, share_of, slots_of
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 OPTIONS = ("heads", "kv_heads", "key_dim", "scale", "window", "q_norm", "k_norm")  # of an attention, that count
@@ -35,28 +36,16 @@ def sum_gates(
     k_from = b * tl.load(numbers + 2) + g * tl.load(numbers + 3)
     k_base = tl.multiple_of(tl.load(numbers).to(tl.pointer_type(KEPT)) + k_from, 16)
     k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D
-    missing = 0
-    if PAGED:
-        missing = tl.load(gone + b)
-    blocks = table + b.to(tl.int64) * table_width - missing
-    first = 0
-    if WINDOW:
-        first = tl.maximum(0, n + 1 - window)
-    count = n - first
-    share = tl.maximum(tl.cdiv(tl.cdiv(count, SPLITS), KEYS) * KEYS, LEAST)
-    active = tl.maximum(1, tl.cdiv(count, share))
+    blocks = blocks_of(table, gone, b, table_width, PAGED)
+    start, end, active = share_of(n, split, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
-    start = first + split * share
-    end = tl.minimum(start + share, n)
     if split == 0:
         end = start
     if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
         if split > 0:
-            asked = tl.minimum(start + tl.arange(0, LEAST), end - 1).to(tl.int64)
-            if PAGED:
-                asked = tl.load(blocks + asked // block).to(tl.int64) * block + asked % block
-            ask(k_base + asked * D)
+            asked = tl.minimum(start + tl.arange(0, LEAST), end - 1)
+            ask(k_base + slots_of(blocks, asked, asked >= 0, block, PAGED) * D)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
@@ -85,9 +74,7 @@ def sum_gates(
     for begin in tl.range(start, end, KEYS, num_stages=STAGES):
         j = begin + tl.arange(0, KEYS)
         valid = j < end
-        slot = j.to(tl.int64)
-        if PAGED:
-            slot = tl.load(blocks + j // block, mask=valid, other=0).to(tl.int64) * block + j % block
+        slot = slots_of(blocks, j, valid, block, PAGED)
         k = tl.load(k_base + slot[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
         s = tl.dot(q, tl.trans(k.to(TYPE)), input_precision=PRECISION)
         if INT8:

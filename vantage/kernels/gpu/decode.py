@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vantage.kernels.gpu.count_bias import counted, later_gates
 from vantage.kernels.gpu.count_tiles import by_count as number_by_count
+from vantage.kernels.gpu.row_shares import ask, blocks_of, share_of, slots_of
 from vantage.kernels.gpu.score_bias import COUNTS, DeviceBias, bias_row, form_constants, head_numbers, scored
 from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_near_values
 
@@ -154,14 +155,6 @@ def in_8_bits(x, axis: tl.constexpr):
 
 
 @triton.jit
-def ask(pointer):
-    """Bring what is there nearer, without waiting for it."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointer.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def attend(
     qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, bias_one, bias_two, sinks, sums, highest,
     totals, arrived, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
@@ -185,20 +178,10 @@ def attend(
     v_base = tl.multiple_of(tl.load(numbers + 1).to(tl.pointer_type(KEPT)) + v_from, 16)
     k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D  # one for each token of a head
     v_scales = tl.load(numbers + 7).to(tl.pointer_type(tl.float32)) + v_from // E
-    missing = 0
-    if PAGED:
-        missing = tl.load(gone + b)
-    blocks = table + b.to(tl.int64) * table_width - missing
-    first = 0
-    if WINDOW:
-        first = tl.maximum(0, n + 1 - window)
-    count = n - first
-    share = tl.maximum(tl.cdiv(tl.cdiv(count, SPLITS), KEYS) * KEYS, LEAST)
-    active = tl.maximum(1, tl.cdiv(count, share))
+    blocks = blocks_of(table, gone, b, table_width, PAGED)
+    start, end, active = share_of(n, split, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
-    start = first + split * share
-    end = tl.minimum(start + share, n)
     if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
         asked = tl.minimum(start + tl.arange(0, LEAST), tl.maximum(end - 1, start)).to(tl.int64)
         if PAGED:
@@ -240,9 +223,7 @@ def attend(
             begin = start + tl.cdiv(end - start, KEYS) * KEYS - KEYS - (at - start)
         j = begin + tl.arange(0, KEYS)
         valid = j < end
-        slot = j.to(tl.int64)
-        if PAGED:
-            slot = tl.load(blocks + j // block, mask=valid, other=0).to(tl.int64) * block + j % block
+        slot = slots_of(blocks, j, valid, block, PAGED)
         k = tl.load(k_base + slot[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
         v = tl.load(v_base + slot[:, None] * E + e[None, :], mask=valid[:, None] & (e < E)[None, :], other=0.0)
         s = tl.dot(q, tl.trans(k.to(TYPE)), input_precision=PRECISION)

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import TYPES, ask
+from vantage.kernels.gpu.decode import TYPES
+from vantage.kernels.gpu.row_shares import ask
 from vantage.kernels.gpu.score_bias import DeviceBias
 from vantage.kernels.gpu.tiles import ROW_TABLE
 

@@ -151,14 +151,13 @@ class GpuProgram(ProgramBuffers):
         every distance has a vector of its own, tables of many queries would be as large as their scores; what is
         counted before a tile of keys is known only behind all later ones, for each of many queries."""
         counts = any(isinstance(step.scores.bias, QueryCounts) for step in self.attentions)
-        return self.reach is None and not counts and all(isinstance(step, AttendStep) for step in self.attentions)
+        return not self.grows and not counts and all(isinstance(step, AttendStep) for step in self.attentions)
 
     @property
-    def reach(self) -> str | None:
-        """What a bias has for every distance, so that a graph is made for a number of positions; ``None``: nothing."""
+    def grows(self) -> bool:
+        """Whether a bias has a vector for every distance, so that a graph is made for a number of positions."""
         forms = (step.scores.bias for step in self.attentions)
-        unbounded = (form for form in forms if isinstance(form, QueryDistances) and form.last is None)
-        return next((type(form).__name__ for form in unbounded), None)
+        return any(isinstance(form, QueryDistances) and form.last is None for form in forms)
 
     @property
     def body(self) -> list[GpuStep]:

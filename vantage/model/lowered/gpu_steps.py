@@ -212,7 +212,7 @@ class GpuSteps:
         which = tuple(ledgers.index(layer.ledger) for layer in layers)
         widest = max((len(row) for place in places for row in place.blocks or ()), default=1)
         table = _at_least(widest, least_blocks) if any(place.blocks is not None for place in places) else 1
-        grows = self.program.reach is not None
+        grows = self.program.grows
         angles = _at_least(last + 1, LEAST_ANGLES) if turning or grows or self.modules is not None else 1
         if grows and self._tables is not None:  # one set of tables for all rows: they are as large as keys
             angles = max(angles, self._tables[0])
@@ -221,7 +221,7 @@ class GpuSteps:
 
     def _query_tables(self, positions: int) -> dict[int, QueryTable]:
         """What biases of queries are made of. Those for fewer positions go, and the graphs that read them."""
-        positions = 0 if self.program.reach is None else positions
+        positions = positions if self.program.grows else 0
         if self._tables is None or self._tables[0] < positions:
             for shape in [shape for shape in self._graphs if shape.angles < positions]:
                 del self._graphs[shape]
