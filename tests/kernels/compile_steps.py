@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.kernels.compile_targets import SHARED
 from vantage.kernels.gpu import (
     choose,
     chunk,
@@ -51,6 +52,7 @@ POINTERS = {
 }  # fmt: skip
 FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset", "unit"}
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: int, warps: int = 4) -> Any:
@@ -137,7 +139,19 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (packed_product.arrange, {"NORM": True, "FUNCTION": 3, "GATED": True, "OPERANDS": 2, "DEPENDENT": dependent})
     )
     cases += passes_over_a_sequence()
+    check_shared_memory(capability, dtype, heads | plain | how | {"PAGED": False, "TURN": 0, "VALUES": True})
     return [compile_one(kernel, constants, dtype, capability).metadata.name for kernel, constants in cases]
+
+
+def check_shared_memory(capability: int, dtype: str, constants: dict[str, Any]) -> None:
+    """Vectors that are added to values go through what a block may share, beside keys and values, which are loaded ahead
+    where a row owns its places."""
+    for width in (64, 128):
+        keys = decode.keys_at_once(128, DTYPES[dtype], width, width)
+        sizes = {"D": width, "E": width, "D_TILE": width, "E_TILE": width, "KEYS": keys}
+        bias = {"BIAS": ROW_TABLE.value, "BREAKS": 0}
+        shared = compile_one(decode.attend, constants | sizes | bias, dtype, capability).metadata.shared
+        assert shared <= SHARED[capability], (capability, dtype, width, keys, shared)
 
 
 def chunks_of_a_prompt(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:

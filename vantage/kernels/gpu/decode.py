@@ -229,6 +229,7 @@ def attend(
         s = tl.dot(q, tl.trans(k.to(TYPE)), input_precision=PRECISION)
         if INT8:
             s *= tl.load(k_scales + slot, mask=valid, other=0.0)[None, :]
+        by_count = 0.0
         if BIAS == COUNTS:
             by_count, carry = counted(s, valid, carry, bias_a, bias_h, mine, bias_one, bias_width, scale)
         s = scored(
@@ -342,9 +343,15 @@ def store_numbers(tensors: Sequence[Tensor]) -> list[int]:
     return [k.data_ptr(), v.data_ptr(), *strides[0], *strides[1], *scales]
 
 
-def keys_at_once(keys: int, dtype: torch.dtype, key_dim: int) -> int:
-    """Fewer where what a block may share is used up sooner."""
-    return keys // 2 if dtype is torch.float32 or key_dim > 128 else keys
+def keys_at_once(keys: int, dtype: torch.dtype, key_dim: int, values: int = 0) -> int:
+    """Fewer where what a block may share is used up sooner. ``values``: the width of vectors that are added to values
+    by distance, which go through it as well; 0: there are none."""
+    keys = keys // 2 if dtype is torch.float32 or key_dim > 128 else keys
+    if not values:
+        return keys
+    width = max(key_dim, values)
+    most = (16_384 if width <= 64 else 8192) // (width * dtype.itemsize)
+    return max(16, min(keys, 1 << (most.bit_length() - 1)))
 
 
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -388,7 +395,7 @@ def decode(
     optional = (cos, sin, q_gain, k_gain, one, two, sinks)
     extra = {"launch_pdl": True} if dependent else {}
     group, value_tile = triton.next_power_of_2(heads // kv_heads), max(16, triton.next_power_of_2(value_dim))
-    keys = keys_at_once(keys, qkv.dtype, key_dim)
+    keys = keys_at_once(keys, qkv.dtype, key_dim, 0 if values is None else value_dim)
     kernel: Launch = attend
     kernel[(B, kv_heads, splits)](
         qkv, out, stores, rows.held, rows.pos, rows.gone, rows.table,

@@ -242,8 +242,8 @@ class GpuProgram(ProgramBuffers):
         q_norm, k_norm = (self._norms.pop((qkv, column), None) for column in columns)
         q_shift, _ = (self._shifts.pop((qkv, column), None) for column in columns)
         turn = self._turn_of(*((qkv, column) for column in columns))
-        if isinstance(scores.bias, QueryCounts) and (turn is not None or q_shift is not None):
-            raise CannotLower("counts of keys whose queries are turned or shifted have no form on a GPU")
+        if isinstance(scores.bias, QueryCounts) and not (turn is None and q_shift is None and scores.values is None):
+            raise CannotLower("counts of keys with a rotation, a vector added to queries or one to values have no form")
         self._hold(scores.sinks)
         self.learned += scores.learned
         attended = self.buffer("attended", shape.heads * shape.value_dim)
