@@ -55,7 +55,8 @@ TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: int, warps: int = 4) -> Any:
+def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: int, *, aligned: bool = False) -> Any:
+    """``aligned``: as tensors of a graph are, so that loads may go ahead."""
     names = kernel.arg_names
     kinds = {}
     for name in names:
@@ -72,8 +73,10 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
         else:
             kinds[name] = "fp32" if name in FLOATS else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, kinds, values, {})
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    pointers = [i for i, name in enumerate(names) if kinds[name].startswith("*")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in pointers if aligned}
+    source = ASTSource(kernel, kinds, values, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
 
 
 def compile_all(capability: int, dtype: str) -> list[str]:
@@ -144,13 +147,14 @@ def compile_all(capability: int, dtype: str) -> list[str]:
 
 
 def check_shared_memory(capability: int, dtype: str, constants: dict[str, Any]) -> None:
-    """Vectors that are added to values go through what a block may share, beside keys and values, which are loaded ahead
-    where a row owns its places."""
+    """Vectors that are added to values go through what a block may share, beside keys and values, which are loaded
+    ahead where a row owns its places."""
     for width in (64, 128):
         keys = decode.keys_at_once(128, DTYPES[dtype], width, width)
         sizes = {"D": width, "E": width, "D_TILE": width, "E_TILE": width, "KEYS": keys}
         bias = {"BIAS": ROW_TABLE.value, "BREAKS": 0}
-        shared = compile_one(decode.attend, constants | sizes | bias, dtype, capability).metadata.shared
+        made = compile_one(decode.attend, constants | sizes | bias, dtype, capability, aligned=True)
+        shared = made.metadata.shared
         assert shared <= SHARED[capability], (capability, dtype, width, keys, shared)
 
 
