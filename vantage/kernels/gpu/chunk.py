@@ -157,7 +157,10 @@ def _over_keys(
         total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None]
         if MASKED and VALUES:
-            acc = with_band_of_values(acc, p, seen[:, None] - j[None, :], e, values, value_width, E)
+            acc = with_band_of_values(
+                acc, p, seen[:, None] - j[None, :], first_seen - begin - (KEYS - 1), tl.max(seen) - begin, e, values,
+                value_width, E,
+            )  # fmt: skip
         if INT8:
             p *= tl.trans(tl.load(v_scales + slot, mask=(j < last)[:, None], other=0.0))
         acc = tl.dot(p.to(TYPE), v.to(TYPE), acc, input_precision=PRECISION)

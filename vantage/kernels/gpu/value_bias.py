@@ -58,12 +58,10 @@ def with_near_values(
 
 
 @triton.jit
-def with_band_of_values(acc, p, distance, e, table, width, E: tl.constexpr):
+def with_band_of_values(acc, p, distance, nearest, farthest, e, table, width, E: tl.constexpr):
     """The same for rows of several tokens: ``distance`` (rows, keys), in which a distance is a diagonal. p is 0 where
     nothing is seen."""
-    from_ = tl.maximum(tl.min(distance), 0)
-    to = tl.minimum(tl.max(distance) + 1, width - 1)
-    for one in range(from_, to):
+    for one in range(tl.maximum(nearest, 0), tl.minimum(farthest + 1, width - 1)):
         weight = tl.sum(tl.where(distance == one, p, 0.0), 1)
         acc += weight[:, None] * tl.load(table + one * E + e, mask=e < E, other=0.0)
     return acc
