@@ -270,6 +270,27 @@ def test_what_has_no_form_on_a_gpu_is_named():
     with pytest.raises(CannotLower, match=" has no native form"):
         lower_for_gpu(built(position="fox"))
     assert steps_of(built(position="fox")).modules.why == "ForgetGate has no native form"
+    latents = vt.decoder(
+        vocab=61, width=32, layers=1, attention=vt.Latent(4, **LATENT | {"rope_dim": 0}), position="shaw"
+    )
+    with pytest.raises(CannotLower, match="made of queries, or one of values, has no form for latents"):
+        lower_for_gpu(vt.build(latents))
+
+
+@pytest.mark.parametrize(
+    ("position", "why"),
+    [
+        ("shaw", "QueryDistances has no native form on a CPU"),
+        ("xl", "a vector that is added to queries has no native form on a CPU"),
+        ("cope", "QueryCounts has no native form on a CPU"),
+    ],
+)
+def test_biases_of_queries_are_for_a_gpu_alone(position, why):
+    from vantage.model.lowered.choice import step_choice
+
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position=position))
+    assert step_choice(model, "cpu").others["lowered"] == why
+    assert step_choice(model, "cuda").name == "lowered"
 
 
 PARTS = {
