@@ -14,9 +14,21 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.gpu import choose, chunk, decode, latent, packed, packed_product, product
+from tests.kernels.compile_targets import SHARED
+from vantage.kernels.gpu import (
+    choose,
+    chunk,
+    count_gates,
+    decode,
+    latent,
+    packed,
+    packed_product,
+    product,
+    query_table,
+)
 from vantage.kernels.gpu.packed import DeviceBlocks
-from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, SLOPE, TABLE
+from vantage.kernels.gpu.score_bias import COUNTS
+from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, ROW_TABLE, SLOPE, TABLE
 from vantage.kernels.native import Format
 from vantage.model.gpu import gelu
 from vantage.position.gpu import rope
@@ -33,15 +45,18 @@ POINTERS = {
     "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
     "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
     "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
-    "queries": "T", "count": "i32",
+    "queries": "T", "count": "i32", "vectors": "T", "shifts": "fp32", "tables": "fp32", "values": "fp32",
+    "gates": "fp32",
     "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T", "k": "T", "q_out": "T", "k_out": "T", "grad": "T",
     "targets": "i64", "losses": "fp32", "grads": "T",
 }  # fmt: skip
 FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset", "unit"}
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: int, warps: int = 4) -> Any:
+def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: int, *, aligned: bool = False) -> Any:
+    """``aligned``: as tensors of a graph are, so that loads may go ahead."""
     names = kernel.arg_names
     kinds = {}
     for name in names:
@@ -58,8 +73,10 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
         else:
             kinds[name] = "fp32" if name in FLOATS else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, kinds, values, {})
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    pointers = [i for i, name in enumerate(names) if kinds[name].startswith("*")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in pointers if aligned}
+    source = ASTSource(kernel, kinds, values, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
 
 
 def compile_all(capability: int, dtype: str) -> list[str]:
@@ -83,9 +100,10 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "LEAST": 128,
         "STAGES": 3,
     }
-    plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW"), False)
+    plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
     biases = [{"BIAS": form, "BREAKS": 64 * (form == PIECES.value)} for form in DISTANCE_FORMS]
+    of_queries = [{"BIAS": form.value, "BREAKS": 0} for form in (ROW_TABLE, COUNTS)]
     how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent, "INT8": False}
     chunks = {"CHUNK": 1024, "CHUNKS": 128}
     digits = {"BITS": 11, "BINS": 2048}
@@ -95,9 +113,11 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (product._norm_kernel, {"BIAS": True, "GAIN": True, "CENTRED": True, "WIDTH": 512, "DEPENDENT": dependent}),
         (product._activate_kernel, {"FUNCTION": 2, "GATED": True, "BLOCK": 1024, "DEPENDENT": dependent}),
         (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1} | biases[0]),
-        *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in biases),
+        *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in (*biases, *of_queries)),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
-        *chunks_of_a_prompt(how, biases),
+        *chunks_of_a_prompt(how, [*biases, of_queries[0]]),
+        *tables_of_queries(how),
+        *sums_of_gates(how, heads, plain, full),
         *latents(how, biases),
         (choose.scan, {"CHUNK": 1024}),
         (choose.weigh, chunks),
@@ -122,7 +142,20 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (packed_product.arrange, {"NORM": True, "FUNCTION": 3, "GATED": True, "OPERANDS": 2, "DEPENDENT": dependent})
     )
     cases += passes_over_a_sequence()
+    check_shared_memory(capability, dtype, heads | plain | how | {"PAGED": False, "TURN": 0, "VALUES": True})
     return [compile_one(kernel, constants, dtype, capability).metadata.name for kernel, constants in cases]
+
+
+def check_shared_memory(capability: int, dtype: str, constants: dict[str, Any]) -> None:
+    """Vectors that are added to values go through what a block may share, beside keys and values, which are loaded
+    ahead where a row owns its places."""
+    for width in (64, 128):
+        keys = decode.keys_at_once(128, DTYPES[dtype], width, width)
+        sizes = {"D": width, "E": width, "D_TILE": width, "E_TILE": width, "KEYS": keys}
+        bias = {"BIAS": ROW_TABLE.value, "BREAKS": 0}
+        made = compile_one(decode.attend, constants | sizes | bias, dtype, capability, aligned=True)
+        shared = made.metadata.shared
+        assert shared <= SHARED[capability], (capability, dtype, width, keys, shared)
 
 
 def chunks_of_a_prompt(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:
@@ -139,16 +172,31 @@ def chunks_of_a_prompt(how: dict[str, Any], biases: list[dict[str, int]]) -> lis
     }
     norms = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN"), True)
     tile = {"HEADS": 4, "ROWS": 64, "KEYS": 64, "LEAST": 512, "STAGES": 3, "PRECISION": how["PRECISION"]}
-    masks = {"SOFTCAP": False, "SINKS": False, "WINDOW": False}
+    masks = {"SOFTCAP": False, "SINKS": False, "WINDOW": False, "VALUES": False}
     return [
         *((chunk.place, sizes | norms | {"TOKENS": 16, "TURN": 1, "INT8": int8}) for int8 in (False, True)),
         (chunk.attend, sizes | tile | masks | biases[0] | {"INT8": True}),
         *(
-            (chunk.attend, sizes | tile | {"SOFTCAP": some, "SINKS": some, "WINDOW": some} | bias)
+            (chunk.attend, sizes | tile | dict.fromkeys(masks, some) | bias)
             for bias in biases
             for some in (False, True)
         ),
     ]
+
+
+def tables_of_queries(how: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    how = {name: how[name] for name in ("PRECISION", "TYPE", "DEPENDENT")}
+    sizes = {"H": 8, "D": 64, "D_TILE": 64, "QUERIES": 16, "SOME": 64, "SHARES": 8}
+    kinds = [{"COMMON": common, "BOUNDED": common, "OFFSET": not common} for common in (False, True)]
+    return [(query_table.by_distance, sizes | how | kind) for kind in kinds]
+
+
+def sums_of_gates(how: dict[str, Any], *numbers: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    heads, plain, full = (
+        {name: x for name, x in some.items() if name in count_gates.sum_gates.arg_names} for some in numbers
+    )
+    kinds = [plain | {"PAGED": False, "INT8": False}, full | {"PAGED": True, "INT8": True}]
+    return [(count_gates.sum_gates, heads | how | {"SOME": 64} | kind) for kind in kinds]
 
 
 def latents(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:

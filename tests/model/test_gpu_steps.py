@@ -29,11 +29,36 @@ MODELS = {
     "kerple": {"position": "kerple"},
     "kerple, power": {"position": vt.Kerple("power"), "kv_heads": 1},
     "fire": {"position": vt.Fire(hidden=5, init_L=16.0)},
+    "shaw": {"position": vt.Shaw(max_distance=5), "kv_heads": 1},
+    "shaw, keys alone": {"position": vt.Shaw(max_distance=3, values=False)},
+    "shaw, window, sinks": {
+        "attention": vt.GroupedQuery(2, 1, scores=vt.Scores(sinks=True, softcap=3.0)),
+        "position": vt.Shaw(max_distance=6),
+        "window": 9,
+    },
+}
+NO_CHUNKS = {
+    "xl": {"position": "xl", "kv_heads": 1},
+    "xl, bias, window": {"position": "xl", "bias": True, "window": 4},
+    "shifted": {"position": vt.Shifted(anchor=3)},
+    "cope": {"position": vt.CoPE(max_positions=4), "kv_heads": 1},
+    "cope, window, softcap": {
+        "attention": vt.GroupedQuery(2, scores=vt.Scores(sinks=True, softcap=2.0)),
+        "position": vt.CoPE(max_positions=64),
+        "window": 4,
+    },
 }
 
 
-def built(**options):
-    return vt.build(vt.decoder(vocab=61, width=32, layers=2, heads=2, **options), seed=1).eval().to(DEVICE)
+def built(spec=None, **options):
+    heads = {} if "attention" in options else {"heads": 2}
+    spec = spec or vt.decoder(vocab=61, width=32, layers=2, **heads, **options)
+    model = vt.build(spec, seed=1).eval().to(DEVICE)
+    draw = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():  # sinks begin with zeros, and these vectors with tiny numbers
+        if name.endswith(("sinks", ".u", ".v", ".w_r", "bias.table")):
+            parameter.data.copy_(torch.randn(parameter.shape, generator=draw) / 3)
+    return model
 
 
 def steps_of(model):
@@ -55,7 +80,7 @@ def rows_of(model, prompts):
     return caches
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("options", (MODELS | NO_CHUNKS).values(), ids=MODELS | NO_CHUNKS)
 @torch.inference_mode()
 def test_a_step_gives_the_logits_of_a_whole_pass(options):
     model = built(**options)
@@ -132,12 +157,12 @@ def test_a_pass_that_is_no_chunk_of_one_run_is_left_to_the_modules():
         cache.abandon()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("bits", "name"), [(8, "bias"), (4, "bias"), (8, "xl, bias, window")])
 @torch.inference_mode()
-def test_weights_in_blocks(bits):
+def test_weights_in_blocks(bits, name):
     """One row meets the blocks as they are, several an unpacked copy; the host's kernels round activations as well."""
-    model = vt.build(vt.decoder(vocab=61, width=64, layers=2, heads=2, kv_heads=1, **MODELS["bias"]), seed=1).eval()
-    quantise(model, bits)
+    model = built(vt.decoder(vocab=61, width=64, layers=2, heads=2, kv_heads=1, **(MODELS | NO_CHUNKS)[name]))
+    quantise(model.cpu(), bits)
     model.to(DEVICE).kv_dtype = None
     steps = steps_of(model)
     for prompts in ([[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5], [9, 8, 7]]):
@@ -150,11 +175,11 @@ def test_weights_in_blocks(bits):
             torch.testing.assert_close(row[0], last_logits(model, prompt), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [MODELS["rope"], MODELS["window"]], ids=["rope", "window"])
+@pytest.mark.parametrize("name", ["rope", "window", "shaw", "xl", "cope"])
 @torch.inference_mode()
-def test_steps_ahead_are_greedy_decoding(options):
+def test_steps_ahead_are_greedy_decoding(name):
     """Also from tokens that only the device knows, and after a crop."""
-    model = built(**options)
+    model = built(**(MODELS | NO_CHUNKS)[name])
     steps = steps_of(model)
     prompts = [[1, 2, 3, 4, 5], [9, 8]]
     caches = rows_of(model, prompts)
@@ -192,7 +217,7 @@ def test_the_same_bits_alone_and_after_another_cache():
     assert steps.ahead([prompt[-1]], [contiguous], 3, [GREEDY]).read().tokens == results[0].tokens
 
 
-@pytest.mark.parametrize("name", ["rope", "t5, window"])
+@pytest.mark.parametrize("name", ["rope", "t5, window", "shaw"])
 @pytest.mark.parametrize("kind", ["paged", "quantised", "static"])
 @torch.inference_mode()
 def test_keys_and_values_in_8_bits(kind, name, monkeypatch):
@@ -243,14 +268,33 @@ def test_what_has_no_form_on_a_gpu_is_named():
     from vantage.model.lowered.gpu_program import lower_for_gpu
 
     with pytest.raises(CannotLower, match=" has no native form"):
-        lower_for_gpu(built(position="cope"))
-    assert steps_of(built(position="cope")).modules.why == "CountedPositions has no native form"
+        lower_for_gpu(built(position="fox"))
+    assert steps_of(built(position="fox")).modules.why == "ForgetGate has no native form"
+    latents = vt.decoder(
+        vocab=61, width=32, layers=1, attention=vt.Latent(4, **LATENT | {"rope_dim": 0}), position="shaw"
+    )
+    with pytest.raises(CannotLower, match="made of queries, or one of values, has no form for latents"):
+        lower_for_gpu(vt.build(latents))
+
+
+@pytest.mark.parametrize(
+    ("position", "why"),
+    [
+        ("shaw", "QueryDistances has no native form on a CPU"),
+        ("xl", "a vector that is added to queries has no native form on a CPU"),
+        ("cope", "QueryCounts has no native form on a CPU"),
+    ],
+)
+def test_biases_of_queries_are_for_a_gpu_alone(position, why):
+    from vantage.model.lowered.choice import step_choice
+
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position=position))
+    assert step_choice(model, "cpu").others["lowered"] == why
+    assert step_choice(model, "cuda").name == "lowered"
 
 
 PARTS = {
-    "cope": {"position": "cope"},
     "fox": {"position": "fox"},
-    "shaw": {"position": "shaw"},
     "xpos": {"position": "xpos"},
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
@@ -433,7 +477,8 @@ def test_layers_that_are_kept_off_the_device_come_in_between(rows, monkeypatch):
 @torch.inference_mode()
 def test_a_learned_bias_of_a_layer_that_is_kept_off_the_device_is_left_to_the_modules():
     """What the layer runs with holds another layer's numbers when it is lowered. One table for all layers stays."""
-    for position, why in (("kerple", "a learned score bias of a layer"), ("t5", None)):
+    off = "a learned score bias of a layer"
+    for position, why in (("kerple", off), ("t5", None), ("shaw", off), ("xl", off), ("cope", off)):
         model = vt.build(vt.decoder(vocab=61, width=32, layers=3, heads=2, position=position), seed=1).eval().to(DEVICE)
         prompt = [1, 2, 3, 4, 5, 6]
         want = int(last_logits(model, prompt).argmax())
@@ -444,13 +489,35 @@ def test_a_learned_bias_of_a_layer_that_is_kept_off_the_device_is_left_to_the_mo
         assert steps.ahead([prompt[-1]], rows_of(model, [prompt]), 1, [GREEDY]).read().tokens == [[want]]
 
 
-@pytest.mark.parametrize("name", ["t5", "kerple", "fire"])
+@pytest.mark.parametrize("name", ["t5", "kerple", "fire", "shaw", "xl", "cope"])
 def test_a_learned_bias_that_changes_is_seen(name):
     """The kernels read what was made of its parameters."""
-    model = built(**MODELS[name])
-    steps = steps_of(model)
-    assert not steps.stale()
-    bias = model.blocks[-1].steps[0].sublayer.scorer.bias
-    with torch.no_grad():
-        next(bias.parameters()).add_(1.0)
-    assert steps.stale()
+    model = built(**(MODELS | NO_CHUNKS)[name])
+    biases = [p for n, p in model.named_parameters() if "scorer" in n or n.endswith(".u")]
+    assert biases
+    for parameter in biases:
+        steps = steps_of(model)
+        assert not steps.stale()
+        with torch.no_grad():
+            parameter.add_(1.0)
+        assert steps.stale()
+
+
+@torch.inference_mode()
+def test_vectors_of_distances_grow_with_the_text(monkeypatch):
+    """One set of tables for all graphs: the longest that was asked for."""
+    monkeypatch.setattr("vantage.model.lowered.gpu_steps.LEAST_ANGLES", 8)
+    model = built(**NO_CHUNKS["xl"])
+    steps, text = steps_of(model), [1, 2, 3, 4, 5]
+    cache = rows_of(model, [text])[0]
+    for [token] in steps.ahead([text[-1]], [cache], 2, [GREEDY]).read().tokens:
+        text.append(token)
+    assert [shape.angles for shape in steps._graphs] == [8]
+    for [token] in steps.ahead([text[-1]], [cache], 6, [GREEDY]).read().tokens:
+        assert token == int(last_logits(model, text).argmax())
+        text.append(token)
+    assert [shape.angles for shape in steps._graphs] == [16]
+    short = [9, 8, 7]
+    [[token]] = steps.ahead([short[-1]], rows_of(model, [short]), 1, [GREEDY]).read().tokens
+    assert token == int(last_logits(model, short).argmax())
+    assert [shape.angles for shape in steps._graphs] == [16]

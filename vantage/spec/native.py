@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vantage.spec.forms import DistanceForm
+from vantage.spec.forms import DistanceForm, QueryForm, ValueTable
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
@@ -63,9 +63,15 @@ class ScoreForm(NamedTuple):
     scale: float
     softcap: float | None
     window: int  # 0: all that came before
-    bias: DistanceForm | None
+    bias: DistanceForm | QueryForm | None
     sinks: Tensor | None
-    learned: tuple[Tensor, ...] = ()  # what ``bias`` was made of: when one of them changes, it is no longer true
+    learned: tuple[Tensor, ...] = ()  # what biases were made of: when one of them changes, they are no longer true
+    values: ValueTable | None = None
+
+    @property
+    def reads_positions(self) -> bool:
+        """Whether it matters how far a key is."""
+        return self.bias is not None or self.values is not None
 
 
 class LatentDims(NamedTuple):
@@ -122,6 +128,10 @@ class Program(Protocol):
 
     def rotate(self, tables: AngleTables, heads: HeadColumns, turned: int, *, adjacent: bool) -> None:
         """In place: the first ``turned`` dimensions of each head, by pairs."""
+        ...
+
+    def shift(self, offset: Tensor, heads: HeadColumns) -> None:
+        """In place: add a vector (heads, head_dim) that is the same for every row."""
         ...
 
     def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, in_8_bits, rotated
-from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
+from vantage.kernels.gpu.score_bias import DeviceBias, bias_row, form_constants, head_numbers, scored
+from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_band_of_values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 PLACED = 16  # tokens whose keys a program writes
@@ -114,13 +115,14 @@ def place(
 @triton.jit
 def _over_keys(
     q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, end, last, seen, h, mine, bias_a, bias_b,
-    bias_one, bias_two, bias_width, scale, cap, window,
+    bias_one, bias_two, bias_width, scale, cap, window, values, value_width,
     D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, KEYS: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr, STAGES: tl.constexpr,
+    VALUES: tl.constexpr,
 ):  # fmt: skip
     """What the queries make of the keys from start to end. ``seen``: the last that each of them sees; ``last``: the
-    end of what is written. Not MASKED: all of them see all of these."""
+    end of what is written. Not MASKED: all of them see all of these, and none is near."""
     d = tl.arange(0, D_TILE)[None, :]
     e = tl.arange(0, E_TILE)[None, :]
     first_seen = tl.min(seen)
@@ -154,6 +156,11 @@ def _over_keys(
         fade = tl.exp2(m - safe)
         total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None]
+        if MASKED and VALUES:
+            acc = with_band_of_values(
+                acc, p, seen[:, None] - j[None, :], first_seen - begin - (KEYS - 1), tl.max(seen) - begin, e, values,
+                value_width, E,
+            )  # fmt: skip
         if INT8:
             p *= tl.trans(tl.load(v_scales + slot, mask=(j < last)[:, None], other=0.0))
         acc = tl.dot(p.to(TYPE), v.to(TYPE), acc, input_precision=PRECISION)
@@ -182,11 +189,12 @@ def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: 
 @triton.jit(do_not_specialize=["layer", "tokens", "splits"])
 def attend(
     queries, out, stores, held, count, pos, gone, table, bias_one, bias_two, sinks, sums, highest, totals, arrived,
-    layer, tokens, splits, scale, cap, window, bias_width, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    layer, tokens, splits, scale, cap, window, bias_width, values, value_width,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr,
     BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
-    INT8: tl.constexpr, STAGES: tl.constexpr,
+    INT8: tl.constexpr, STAGES: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. At most
     ``splits`` programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins it."""
@@ -223,23 +231,27 @@ def attend(
     q_at = queries + i.to(tl.int64)[:, None] * (H * D) + h[:, None] * D + d
     q = tl.load(q_at, mask=mine[:, None] & (d < D), other=0.0)
     at = (tl.load(pos) + i)[:, None]
-    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], at, mine[:, None], BIAS)
+    bias_h = bias_row(i, h, H, BIAS)[:, None]
+    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, bias_h, at, mine[:, None], BIAS)
     seen = n + i
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, E_TILE), tl.float32)
     whole = start
     if not WINDOW:  # up to the first token's own key everybody sees everything
-        whole = start + tl.maximum(tl.minimum(end, n + first + 1) - start, 0) // KEYS * KEYS
+        near = 0
+        if VALUES:
+            near = value_width - 1
+        whole = start + tl.maximum(tl.minimum(end, n + first + 1 - near) - start, 0) // KEYS * KEYS
         m, total, acc = _over_keys(
-            q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, whole, last, seen, h[:, None],
-            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE,
-            KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES,
+            q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, whole, last, seen, bias_h,
+            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, values, value_width, D,
+            E, D_TILE, E_TILE, KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, VALUES,
         )  # fmt: skip
     m, total, acc = _over_keys(
-        q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, whole, end, end, seen, h[:, None], mine[:, None],
-        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE, KEYS, BLOCK, True,
-        SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES,
+        q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, whole, end, end, seen, bias_h, mine[:, None],
+        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, values, value_width, D, E, D_TILE, E_TILE,
+        KEYS, BLOCK, True, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, VALUES,
     )  # fmt: skip
     if active > 1:
         first_at = i * H + h
@@ -254,6 +266,8 @@ def attend(
             return
         tl.store(arrived + tile * G + g, 0)
         m, total, acc = _joined(sums, highest, totals, first_at, e, mine, m, total, acc, active, step, E)
+    if VALUES:
+        acc += total[:, None] * far_values(values, value_width, e, E)
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     to = out + i.to(tl.int64)[:, None] * (H * E) + h[:, None] * E + e
@@ -334,6 +348,7 @@ def attend_chunk(
     tile: ChunkTile | None = None,
     least: int = LEAST,
     int8: bool = False,
+    values: DeviceValues | None = None,
 ) -> None:
     """out (T, heads · value_dim) from qkv (T, queries | keys | values), both contiguous; ``queries``: room for as many,
     turned. ``stores``: (layers, ADDRESS) int64, as ``decode`` has them."""
@@ -360,6 +375,7 @@ def attend_chunk(
         queries, out, stores, at.held, at.count, at.pos, at.gone, at.table, nothing if bias is None else bias.one,
         nothing if bias is None else bias.two, nothing if sinks is None else sinks, *work, layer, tokens, tile.splits,
         scale, softcap or 1.0, window, 0 if bias is None else bias.width,
+        nothing if values is None else values.table, 0 if values is None else values.width, VALUES=values is not None,
         HEADS=group, ROWS=tile.rows, KEYS=tile.keys, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
         **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages, num_warps=tile.warps, **sizes,

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.far import LOG2E
-from vantage.kernels.gpu.tiles import LOG, PIECES, POWER, SLOPE, TABLE
+from vantage.kernels.gpu.tiles import LOG, PIECES, POWER, ROW_TABLE, SLOPE, TABLE
 from vantage.spec.forms import (
     DistanceForm,
     DistanceTable,
@@ -26,14 +26,16 @@ from vantage.spec.forms import (
 )
 from vantage.spec.rounding import next_power_of_2
 
+COUNTS = tl.constexpr(8)  # behind the forms of ``tiles``
 PIECE_HEADER = tl.constexpr(4)  # numbers of ``two`` before the break points: c, limit, eps
 
 
 @dataclass(frozen=True)
 class DeviceBias:
     """A form as float32 tensors on the device. ``one`` and ``two``: slopes; factors and rates of a logarithm or power;
-    a table (H, width) by distance; or (H, width, 2), slope and offset of each piece, and c, limit, eps and, from
-    PIECE_HEADER on, the break points, rising, with infinite ones behind the last."""
+    a table (H, width) by distance, or (rows, H, width) where each row has its own; or (H, width, 2), slope and offset
+    of each piece, and c, limit, eps and, from PIECE_HEADER on, the break points, rising, with infinite ones behind the
+    last."""
 
     form: int
     one: Tensor
@@ -57,7 +59,7 @@ def device_bias(form: DistanceForm, device: torch.device) -> DeviceBias:
                 kind = LOG.value if isinstance(form, LogDistance) else POWER.value
                 return DeviceBias(kind, _float(form.a, device), _float(form.p, device))
             case DistanceTable():
-                table = _float(_from_zero(form.values, form.first), device)
+                table = _float(from_zero(form.values, form.first), device)
                 return DeviceBias(TABLE.value, table, table, table.shape[-1])
             case RatioNetwork():
                 return _pieces(form.pieces(), device)
@@ -70,7 +72,7 @@ def form_constants(bias: DeviceBias | None) -> dict[str, int]:
     return {"BIAS": 0, "BREAKS": 0} if bias is None else {"BIAS": bias.form, "BREAKS": bias.breaks}
 
 
-def _from_zero(values_HW: Tensor, first: int) -> Tensor:
+def from_zero(values_HW: Tensor, first: int) -> Tensor:
     """The same table for the distance 0 and those above."""
     if first > 0:
         return torch.cat((values_HW[:, :1].expand(-1, first), values_HW), 1)
@@ -90,6 +92,15 @@ def _float(x: Tensor, device: torch.device) -> Tensor:
 
 
 @triton.jit
+def bias_row(row, h, H: tl.constexpr, FORM: tl.constexpr):
+    """Which line of a bias's numbers a head of a row reads: its head's, or one of its own."""
+    if FORM == ROW_TABLE or FORM == COUNTS:  # noqa: SIM109
+        return row.to(tl.int64) * H + h
+    else:
+        return h
+
+
+@triton.jit
 def head_numbers(one, two, width, h, at, mine, FORM: tl.constexpr):
     """Two numbers that the bias of a head, or of a query at the position ``at``, needs for every key. They are read
     before the loop over keys."""
@@ -100,7 +111,7 @@ def head_numbers(one, two, width, h, at, mine, FORM: tl.constexpr):
     elif FORM == LOG or FORM == POWER:  # noqa: SIM109
         a = tl.load(one + h, mask=mine, other=0.0)
         b = tl.load(two + h, mask=mine, other=0.0)
-    elif FORM == TABLE:  # of keys far away
+    elif FORM == TABLE or FORM == ROW_TABLE or FORM == COUNTS:  # noqa: SIM109 (of keys far away)
         a = tl.load(one + h * width + width - 1, mask=mine, other=0.0)
     elif FORM == PIECES:
         b = tl.load(two)
@@ -154,7 +165,7 @@ def biased(s, distance, nearest, h, mine, a, b, one, two, width, FORM: tl.conste
         far = distance.to(tl.float32)
         raised = tl.math.exp2(b * tl.math.log2(tl.where(far > 0, far, 1.0)))
         s -= a * tl.where(far > 0, raised, 0.0)
-    elif FORM == TABLE:
+    elif FORM == TABLE or FORM == ROW_TABLE:  # noqa: SIM109
         if nearest < width - 1:
             s += tl.load(one + h * width + tl.minimum(distance, width - 1), mask=mine, other=0.0)
         else:

@@ -17,6 +17,7 @@ from vantage.model.feed_forward import ACTIVATIONS
 from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear, gpu_reads
+from vantage.spec.forms import QueryCounts, QueryDistances, QueryForm
 from vantage.spec.native import (
     AngleTables,
     CannotLower,
@@ -98,6 +99,7 @@ class AttendStep:
     turn: Turn | None
     q_norm: NormForm | None
     k_norm: NormForm | None
+    q_shift: Tensor | None = None  # (heads, key_dim): what its queries have got beside what is projected
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +139,7 @@ class GpuProgram(ProgramBuffers):
     # by the buffer and column of the heads, until they attend
     _turns: dict[tuple[int, int], Turn] = field(default_factory=dict)
     _norms: dict[tuple[int, int], NormForm] = field(default_factory=dict)
+    _shifts: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     @property
     def attentions(self) -> list[AttendStep | LatentStep]:
@@ -144,8 +147,17 @@ class GpuProgram(ProgramBuffers):
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether several tokens of a row may be a pass: latents meet many of them sooner in the expanded form."""
-        return all(isinstance(step, AttendStep) for step in self.attentions)
+        """Whether several tokens of a row may be a pass. Latents meet many of them sooner in the expanded form; where
+        every distance has a vector of its own, tables of many queries would be as large as their scores; what is
+        counted before a tile of keys is known only behind all later ones, for each of many queries."""
+        counts = any(isinstance(step.scores.bias, QueryCounts) for step in self.attentions)
+        return not self.grows and not counts and all(isinstance(step, AttendStep) for step in self.attentions)
+
+    @property
+    def grows(self) -> bool:
+        """Whether a bias has a vector for every distance, so that a graph is made for a number of positions."""
+        forms = (step.scores.bias for step in self.attentions)
+        return any(isinstance(form, QueryDistances) and form.last is None for form in forms)
 
     @property
     def body(self) -> list[GpuStep]:
@@ -201,22 +213,49 @@ class GpuProgram(ProgramBuffers):
             raise CannotLower("two rotations of one head have no form on a GPU")
         self._turns[at] = Turn(tables, turned, adjacent)
 
+    def shift(self, offset: Tensor, heads: HeadColumns) -> None:
+        """Where heads are projected: a bias of that product."""
+        at = heads.buffer, heads.column
+        if at in self._turns or at in self._norms or at in self._shifts:
+            raise CannotLower("a vector that is added to heads after a norm or a rotation has no form on a GPU")
+        self._shifts[at] = added = offset.detach()
+        self.learned.append(offset)
+        end = heads.column + added.numel()
+        for i in range(len(self.steps) - 1, -1, -1):
+            step = self.steps[i]
+            if not isinstance(step, LinearStep) or step.dst != heads.buffer:
+                break
+            outputs = len(step.weight) if isinstance(step.weight, Tensor) else step.weight.outputs
+            whole = added.new_zeros(outputs) if step.bias is None else step.bias.detach().clone()
+            first, last = max(heads.column, step.column), min(end, step.column + outputs)
+            if first < last:
+                whole[first - step.column : last - step.column] += added.flatten()[
+                    first - heads.column : last - heads.column
+                ]
+                self.learned += [] if step.bias is None else [step.bias]
+                self.steps[i] = replace(step, bias=whole)
+
     def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         columns = (0, shape.heads * shape.key_dim)
         q_norm, k_norm = (self._norms.pop((qkv, column), None) for column in columns)
+        q_shift, _ = (self._shifts.pop((qkv, column), None) for column in columns)
         turn = self._turn_of(*((qkv, column) for column in columns))
+        if isinstance(scores.bias, QueryCounts) and not (turn is None and q_shift is None and scores.values is None):
+            raise CannotLower("counts of keys with a rotation, a vector added to queries or one to values have no form")
         self._hold(scores.sinks)
         self.learned += scores.learned
         attended = self.buffer("attended", shape.heads * shape.value_dim)
-        self.steps.append(AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm))
+        self.steps.append(AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm, q_shift))
         return attended
 
     def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         sizes, norm = form.sizes, _form(form.norm)
+        if isinstance(scores.bias, QueryForm) or scores.values is not None or self._shifts:
+            raise CannotLower("a bias that is made of queries, or one of values, has no form for latents on a GPU")
         if norm.centred or norm.bias is not None or self._norms:
             raise CannotLower(f"{type(form.norm).__name__} of a latent, or norms of its heads, have no form on a GPU")
         turn = self._turn_of((q, sizes.nope), (kv, sizes.rank))

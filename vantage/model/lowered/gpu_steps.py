@@ -22,9 +22,11 @@ from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode
 from vantage.kernels.gpu.choose import Searches
+from vantage.kernels.gpu.query_table import QueryTable
 from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
+from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables
 from vantage.model.lowered.step_graph import MAX_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.native import CannotLower
@@ -58,6 +60,8 @@ class GpuSteps:
         self._chunk_graphs: dict[GraphShape, ChunkGraph] = {}
         self._chunk_buffers: ChunkBuffers | None = None
         self._angles: dict[tuple[int, int | None], dict[int, decode.RopeTables]] = {}
+        self._tables: tuple[int, dict[int, QueryTable]] | None = None  # for so many positions
+        self._room = TableRoom(model.device)
         self._watched_stores: set[int] = set()
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], np.ndarray] | None = None
 
@@ -185,7 +189,8 @@ class GpuSteps:
             return self._module_graph(shape, self._layers(cache))
         if shape not in self._graphs:
             rotations = self._rotations(shape.angles, cache.length)
-            self._graphs[shape] = StepGraph(self._model, self.program, shape, rotations)
+            queries = QueryBiases(self._query_tables(shape.angles), self._attentions, rows, self._room)
+            self._graphs[shape] = StepGraph(self._model, self.program, shape, rotations, queries=queries)
         return self._graphs[shape]
 
     def _chunk_graph(self, tokens: int, places: Sequence[RowPlaces], last: int, cache: ModelCache) -> ChunkGraph:
@@ -207,9 +212,22 @@ class GpuSteps:
         which = tuple(ledgers.index(layer.ledger) for layer in layers)
         widest = max((len(row) for place in places for row in place.blocks or ()), default=1)
         table = _at_least(widest, least_blocks) if any(place.blocks is not None for place in places) else 1
-        angles = _at_least(last + 1, LEAST_ANGLES) if turning or self.modules is not None else 1
+        grows = self.program.grows
+        angles = _at_least(last + 1, LEAST_ANGLES) if turning or grows or self.modules is not None else 1
+        if grows and self._tables is not None:  # one set of tables for all rows: they are as large as keys
+            angles = max(angles, self._tables[0])
         blocks = tuple(0 if place.blocks is None else place.block for place in places)
         return GraphShape(rows, which, blocks, table, angles, cache.length, self._in_8_bits(cache))
+
+    def _query_tables(self, positions: int) -> dict[int, QueryTable]:
+        """What biases of queries are made of. Those for fewer positions go, and the graphs that read them."""
+        positions = positions if self.program.grows else 0
+        if self._tables is None or self._tables[0] < positions:
+            for shape in [shape for shape in self._graphs if shape.angles < positions]:
+                del self._graphs[shape]
+            self._tables = None
+            self._tables = positions, query_tables(self.program, positions, self._model.device)
+        return self._tables[1]
 
     def _module_graph(self, shape: GraphShape, layers: Sequence[LayerCache]) -> StepGraph | None:
         """The graph of the modules over these very buffers; ``None``, and why for good, where it cannot be made."""
@@ -257,7 +275,7 @@ class GpuSteps:
             return None
         # rows of unequal length may each be a plain run
         run = all(layout.run for layout in layouts) or pos.known.pos == pos.known.order
-        reads_none = self.modules is None and all(step.scores.bias is None for step in self._attentions)
+        reads_none = self.modules is None and not any(step.scores.reads_positions for step in self._attentions)
         return layouts if run or reads_none else None
 
     def _stores(self, cache: ModelCache) -> np.ndarray:

@@ -106,11 +106,16 @@ class NativeProgram(ProgramBuffers):
         numbers = [heads.column, heads.heads, heads.head_dim, turned, adjacent, self.rotations.index(tables)]
         self.emit(OpKind.ROPE, heads.buffer, n=numbers)
 
+    def shift(self, offset: Tensor, heads: HeadColumns) -> None:
+        raise CannotLower("a vector that is added to queries has no native form on a CPU")
+
     def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         if not isinstance(scores.bias, Slope | None):
             raise CannotLower(f"{type(scores.bias).__name__} has no native form on a CPU")
+        if scores.values is not None:
+            raise CannotLower(f"{type(scores.values).__name__} has no native form on a CPU")
         self.attentions.append(LoweredAttention(index, shape, needs_run=scores.bias is not None))
         self.learned += scores.learned
         k = shape.heads * shape.key_dim

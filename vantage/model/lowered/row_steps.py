@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vantage.kernels.gpu import decode, packed, packed_rows, product
 from vantage.kernels.gpu.score_bias import DeviceBias, device_bias
+from vantage.kernels.gpu.value_bias import DeviceValues, device_values
 from vantage.model.lowered.gpu_program import (
     ActivateStep,
     AddStep,
@@ -21,6 +22,7 @@ from vantage.model.lowered.gpu_program import (
     NormStep,
     ScaleStep,
 )
+from vantage.spec.forms import QueryForm
 from vantage.spec.native import NormForm
 
 
@@ -99,8 +101,14 @@ def attention_options(step: AttendStep) -> dict[str, Any]:
 
 
 def bias_of(step: AttendStep | LatentStep, device: torch.device) -> DeviceBias | None:
+    """What the kernels read of a bias that is the same whatever the queries are."""
     form = step.scores.bias
-    return None if form is None else device_bias(form, device)
+    return None if form is None or isinstance(form, QueryForm) else device_bias(form, device)
+
+
+def values_of(step: AttendStep | LatentStep, device: torch.device) -> DeviceValues | None:
+    form = step.scores.values
+    return None if form is None else device_values(form, device)
 
 
 def _norm(form: NormForm) -> dict[str, Any]:
