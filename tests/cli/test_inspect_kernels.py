@@ -37,6 +37,8 @@ def test_what_each_layer_runs(tmp_path, capsys):
         ({"position": "t5"}, "cpu", "modules", {"lowered": "DistanceTable has no native form on a CPU"}),
         ({"position": "t5"}, "cuda", "lowered", {}),
         ({"position": "fire"}, "cuda", "lowered", {}),
+        ({"position": "xpos"}, "cuda", "lowered", {}),
+        ({"position": "xpos"}, "cpu", "lowered", {}),
         ({"position": "fox"}, "cuda", "graph of modules", {"lowered": "ForgetGate has no native form"}),
         (
             {"ffn": Experts(FeedForward(64, "silu", gated=True), 2, TopK(1))},

@@ -23,6 +23,7 @@ MODELS = {
     "kerple": {"position": "kerple"},
     "kerple, power": {"position": vt.Kerple("power")},
     "fire": {"position": "fire"},
+    "xpos": {"position": "xpos", "kv_heads": 2},
     "softcap": {"attention": vt.GroupedQuery(4, scores=vt.Scores(softcap=5.0)), "position": "t5"},
     # without a lowered form: graphs of their modules
     "fox": {"position": "fox"},
@@ -106,7 +107,7 @@ def test_logits_in_bfloat16_are_as_near_as_those_of_the_modules(name, rows):
     assert errors[gpu] < 1.5 * errors[modules] < 0.05, errors.values()
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fire", "cope"])
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fire", "xpos", "cope"])
 def test_a_text_grows_past_the_first_table_of_blocks(name):
     """A row with more than 64 blocks takes another graph, in the middle of steps that are under way."""
     cpu, gpu = pair(name)
@@ -117,7 +118,7 @@ def test_a_text_grows_past_the_first_table_of_blocks(name):
     assert got[0].stats.paths["graph of modules" if name in MODULES else "graph"] > 200
 
 
-@pytest.mark.parametrize("name", ["rope", "window", "latent", "t5", "fox"])
+@pytest.mark.parametrize("name", ["rope", "window", "latent", "t5", "xpos", "fox"])
 def test_batch_invariant_gives_the_same_bits(name):
     _, gpu = pair(name)
     prompts = [*PROMPTS, [(3 * i) % 211 for i in range(700)]]
@@ -126,7 +127,7 @@ def test_batch_invariant_gives_the_same_bits(name):
     assert [answer.logprobs for answer in together] == [answer.logprobs for answer in alone]
 
 
-@pytest.mark.parametrize("name", ["rope", "window", "t5"])
+@pytest.mark.parametrize("name", ["rope", "window", "t5", "xpos"])
 def test_batch_invariant_rows_in_chunks_that_are_put_back(name):
     """Too few blocks for all, prompts of several chunks, prefixes in common, and who comes while others decode."""
     _, gpu = pair(name)
@@ -150,7 +151,7 @@ def test_batch_invariant_rows_in_chunks_that_are_put_back(name):
     assert engine.stats.reused > 0
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "window", "t5", "kerple", "fire"])
+@pytest.mark.parametrize("name", ["rope", "alibi", "window", "t5", "kerple", "fire", "xpos"])
 def test_prompts_run_as_graphs_of_chunks(name):
     """In pieces that fill no bucket, behind a shared prefix, and while others decode."""
     cpu, gpu = pair(name)
@@ -170,7 +171,7 @@ def test_prompts_run_as_graphs_of_chunks(name):
     assert engine.stats.reused > 500
 
 
-@pytest.mark.parametrize("name", ["rope", "t5", "fox"])
+@pytest.mark.parametrize("name", ["rope", "t5", "xpos", "fox"])
 @pytest.mark.parametrize("seed", range(3))
 def test_arrivals_cancellations_and_preemptions(seed, name):
     """Few blocks, so that rows are put back; stops in the middle of what was computed ahead; prefixes shared."""

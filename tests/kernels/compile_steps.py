@@ -97,6 +97,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1} | biases[0]),
         *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in biases),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
+        (decode.attend, heads | plain | how | {"PAGED": True, "TURN": decode.KEYS_APART + 2} | biases[0]),
         *chunks_of_a_prompt(how, biases),
         *latents(how, biases),
         (choose.scan, {"CHUNK": 1024}),

@@ -9,6 +9,7 @@ import torch
 import vantage as vt
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.cache import ModelCache
+from vantage.errors import BadInput
 from vantage.model.packed import quantise
 from vantage.model.streamed import stream_layers
 from vantage.spec.native import CannotLower
@@ -29,6 +30,8 @@ MODELS = {
     "kerple": {"position": "kerple"},
     "kerple, power": {"position": vt.Kerple("power"), "kv_heads": 1},
     "fire": {"position": vt.Fire(hidden=5, init_L=16.0)},
+    "xpos": {"position": vt.XPos(scale_base=16)},
+    "xpos in halves, window": {"position": vt.XPos(scale_base=16, pairing="halves"), "window": 4, "kv_heads": 1},
 }
 
 
@@ -239,6 +242,22 @@ def test_what_it_cannot_take_changes_nothing():
     assert full.tokens == (59,)
 
 
+@torch.inference_mode()
+def test_steps_end_where_the_factors_of_a_rotation_leave_their_range():
+    """The last position is a step like any other, with tables that end there; what lies beyond is refused in words."""
+    model = built(position=vt.XPos(scale_base=0.5))
+    last = vt.XPos(scale_base=0.5).last_position(torch.float32)
+    text, steps = [(5 * i) % 61 for i in range(last)], steps_of(model)
+    cache = rows_of(model, [text])[0]
+    [[token], [other]] = steps.ahead([text[-1]], [cache], 2, [GREEDY]).read().tokens
+    assert token == int(last_logits(model, text).argmax())
+    assert other == int(last_logits(model, [*text, token]).argmax())
+    assert steps.ahead([other], [cache], 1, [GREEDY]) is None
+    assert cache.tokens == (last + 1,)
+    with pytest.raises(BadInput, match=f"position {last + 1} is past {last}"):
+        model(torch.tensor([[other]], device=DEVICE), cache=cache)
+
+
 def test_what_has_no_form_on_a_gpu_is_named():
     from vantage.model.lowered.gpu_program import lower_for_gpu
 
@@ -251,7 +270,6 @@ PARTS = {
     "cope": {"position": "cope"},
     "fox": {"position": "fox"},
     "shaw": {"position": "shaw"},
-    "xpos": {"position": "xpos"},
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
 LATENTS = {
@@ -263,6 +281,7 @@ LATENTS = {
     "alibi": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "alibi"},
     "t5": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "t5"},
     "fire": {"attention": vt.Latent(2, **{**LATENT, "rope_dim": 0}), "position": "fire"},
+    "xpos": {"attention": vt.Latent(2, **LATENT), "position": vt.XPos(scale_base=16)},
 }
 
 

@@ -93,6 +93,21 @@ class AngleTables(Protocol):
     def tables(self, pos: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
 
 
+@runtime_checkable
+class EndingTables(Protocol):
+    """A rotation whose numbers leave the range of a dtype."""
+
+    def last_position(self, dtype: torch.dtype) -> int: ...
+
+
+def fewest_positions(positions: int | None, tables: AngleTables, dtype: torch.dtype) -> int | None:
+    """So many, or those that a rotation has, if they are fewer; ``None``: any."""
+    if not isinstance(tables, EndingTables):
+        return positions
+    own = tables.last_position(dtype) + 1
+    return own if positions is None else min(positions, own)
+
+
 class Program(Protocol):
     """Steps over buffers of rows. A buffer goes by its number."""
 

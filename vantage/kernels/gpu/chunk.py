@@ -75,7 +75,7 @@ def place(
     d = tl.arange(0, D_TILE)[None, :]
     inside = (i < new)[:, None] & (d < D)
     row = i.to(tl.int64)[:, None] * ((H + G) * D + G * E)
-    angle = (tl.load(pos) + i).to(tl.int64)[:, None] * turned
+    angle = (tl.load(pos) + i).to(tl.int64)[:, None] * (turned * (1 + TURN // 4))
     angle = tl.where((i < new)[:, None], angle, 0)  # the tables may end before the bucket does
     size = tl.zeros((TOKENS, 1), tl.float32)
     if head < H:
@@ -84,10 +84,11 @@ def place(
             raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
             size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
         q = rotated(qkv, at, d, inside, cos + angle, sin + angle, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
-                    TURN)  # fmt: skip
+                    TURN % 4)  # fmt: skip
         tl.store(queries + i.to(tl.int64)[:, None] * (H * D) + head * D + d, q.to(TYPE), mask=inside)
     else:
         g = head - H
+        angle += turned * (TURN // 4)
         e = tl.arange(0, E_TILE)[None, :]
         k_base, v_base, k_scales, v_scales = _kept(stores + layer * 8, g, D, E, TYPE, INT8)
         missing = 0
@@ -99,7 +100,7 @@ def place(
             raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
             size = tl.rsqrt(tl.sum(raw * raw, 1) / D + k_eps)[:, None]
         k = rotated(qkv, at, d, inside, cos + angle, sin + angle, k_gain, size, k_offset, D, turned, K_NORM, K_GAIN,
-                    TURN).to(TYPE)  # fmt: skip
+                    TURN % 4).to(TYPE)  # fmt: skip
         kept = (i < new)[:, None] & (e < E)
         v = tl.load(qkv + row + (H + G) * D + g * E + e, mask=kept, other=0.0).to(TYPE)
         if INT8:
@@ -349,7 +350,7 @@ def attend_chunk(
     first[(triton.cdiv(tokens, PLACED), heads + kv_heads)](
         qkv, queries, stores, at.held, at.count, at.pos, at.gone, at.table, cos, sin,
         nothing if q_gain is None else q_gain, nothing if k_gain is None else k_gain, layer, q_eps, q_offset, k_eps,
-        k_offset, turned, TOKENS=PLACED, TURN=NO_TURN if rotation is None else rotation.pairing,
+        k_offset, turned, TOKENS=PLACED, TURN=NO_TURN if rotation is None else rotation.turn,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         num_warps=4, **sizes,
     )  # fmt: skip

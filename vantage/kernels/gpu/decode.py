@@ -23,16 +23,24 @@ LOG2E = 1.4426950408889634
 FEWEST_SPLITS = 4  # of up to 64 rows
 ADDRESS = 8  # numbers that say where a layer's keys and values are: see ``store_numbers``
 NO_TURN, HALVES, ADJACENT = 0, 1, 2
+KEYS_APART = 4  # more, where keys are turned by tables of their own
 
 
 @dataclass(frozen=True)
 class RopeTables:
-    """RoPE by tables (positions, turned) of cosines and signed sines."""
+    """RoPE by tables (positions, turned) of cosines and signed sines; ``keys_apart``: (positions, 2, turned), those of
+    queries and behind them those of keys."""
 
     cos: Tensor
     sin: Tensor
     turned: int
     pairing: int
+    keys_apart: bool = False
+
+    @property
+    def turn(self) -> int:
+        """What a kernel is compiled for."""
+        return self.pairing + KEYS_APART * self.keys_apart
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,8 @@ def attend(
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = H // G
     n = tl.load(held + b)
-    place = tl.load(pos + b).to(tl.int64) * turned
+    place = tl.load(pos + b).to(tl.int64) * (turned * (1 + TURN // 4))
+    key_place = place + turned * (TURN // 4)
     numbers = stores + layer * 8
     KEPT: tl.constexpr = tl.int8 if INT8 else TYPE
     k_from = b * tl.load(numbers + 2) + g * tl.load(numbers + 3)
@@ -215,7 +224,7 @@ def attend(
         size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
     q = rotated(
         qkv, q_at, d[None, :], inside, cos + place, sin + place, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
-        TURN,
+        TURN % 4,
     ).to(TYPE)  # fmt: skip
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
 
@@ -257,8 +266,9 @@ def attend(
             new_raw = tl.load(qkv + k_at + d, mask=d < D, other=0.0).to(tl.float32)
             new_size = tl.rsqrt(tl.sum(new_raw * new_raw, 0) / D + k_eps)
         new_k = rotated(
-            qkv, k_at, d, d < D, cos + place, sin + place, k_gain, new_size, k_offset, D, turned, K_NORM, K_GAIN, TURN
-        ).to(TYPE)
+            qkv, k_at, d, d < D, cos + key_place, sin + key_place, k_gain, new_size, k_offset, D, turned, K_NORM,
+            K_GAIN, TURN % 4,
+        ).to(TYPE)  # fmt: skip
         new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
         if INT8:  # what is seen is what is kept
             codes, k_scale = in_8_bits(new_k.to(tl.float32), 0)
@@ -378,7 +388,7 @@ def decode(
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
         AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
-        PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.pairing,
+        PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.turn,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,

@@ -103,7 +103,8 @@ def prepare(
     used = b < rows
     n = tl.load(held + b, mask=used, other=-1)
     used = used & (n >= 0)
-    angle = tl.where(used, tl.load(pos + b, mask=used, other=0), 0).to(tl.int64)[:, None] * turned
+    angle = tl.where(used, tl.load(pos + b, mask=used, other=0), 0).to(tl.int64)[:, None]
+    angle *= turned * (1 + TURN // 4)
     d = tl.arange(0, ROPE_TILE)[None, :]
     inside = used[:, None] & (d < ROPE)
     nothing = tl.zeros((TILE, 1), tl.float32)
@@ -120,8 +121,9 @@ def prepare(
             tl.store(to + r[None, :], y.to(TYPE), mask=used[:, None] & (r < R)[None, :])
         if ROPE:
             turned_q = rotated(
-                q, row + NOPE, d, inside, cos + angle, sin + angle, gain, nothing, 0.0, ROPE, turned, False, False, TURN
-            )
+                q, row + NOPE, d, inside, cos + angle, sin + angle, gain, nothing, 0.0, ROPE, turned, False, False,
+                TURN % 4,
+            )  # fmt: skip
             tl.store(to + R + d, turned_q.to(TYPE), mask=inside)
     else:
         numbers = stores + layer * 8
@@ -137,9 +139,11 @@ def prepare(
             latent *= offset + tl.load(gain + r, mask=r < R, other=0.0).to(tl.float32)
         tl.store(to + r, latent.to(TYPE), mask=kept)
         if ROPE:
+            angle += turned * (TURN // 4)
             key = rotated(
-                kv, row + R, d, inside, cos + angle, sin + angle, gain, nothing, 0.0, ROPE, turned, False, False, TURN
-            )
+                kv, row + R, d, inside, cos + angle, sin + angle, gain, nothing, 0.0, ROPE, turned, False, False,
+                TURN % 4,
+            )  # fmt: skip
             tl.store(to + R + d, key.to(TYPE), mask=inside)
 
 
@@ -291,7 +295,7 @@ def decode_latent(
         q, kv, work.queries, k_up, nothing if norm.gain is None else norm.gain, stores, rows.held, rows.pos, rows.gone,
         rows.table, cos, sin, layer, B, *places, norm.eps, norm.offset, turned, H=sizes.heads, R=sizes.rank,
         NOPE=sizes.nope, TILE=ROWS, NOPE_TILE=max(16, triton.next_power_of_2(sizes.nope)), COLUMNS=COLUMNS,
-        TURN=NO_TURN if rotation is None else rotation.pairing, GAIN=norm.gain is not None, num_warps=4, **tile,
+        TURN=NO_TURN if rotation is None else rotation.turn, GAIN=norm.gain is not None, num_warps=4, **tile,
         **roped, **precision,
     )  # fmt: skip
     heads = heads_at_once(sizes.heads)

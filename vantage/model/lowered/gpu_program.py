@@ -24,6 +24,7 @@ from vantage.spec.native import (
     LatentForm,
     NormForm,
     ScoreForm,
+    fewest_positions,
     no_native_form,
 )
 from vantage.spec.parts import Shape
@@ -86,6 +87,7 @@ class Turn:
     tables: AngleTables
     turned: int
     adjacent: bool
+    key_tables: AngleTables | None = None  # where keys have tables of their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +136,7 @@ class GpuProgram(ProgramBuffers):
     learned: list[Tensor] = field(default_factory=list)  # what numbers of its steps were made of
     hidden: int = 0  # the buffer of what goes into the head
     body_steps: int = 0  # those before the head's
+    max_positions: int | None = None  # that its rotations have
     # by the buffer and column of the heads, until they attend
     _turns: dict[tuple[int, int], Turn] = field(default_factory=dict)
     _norms: dict[tuple[int, int], NormForm] = field(default_factory=dict)
@@ -200,6 +203,7 @@ class GpuProgram(ProgramBuffers):
         if at in self._turns:
             raise CannotLower("two rotations of one head have no form on a GPU")
         self._turns[at] = Turn(tables, turned, adjacent)
+        self.max_positions = fewest_positions(self.max_positions, tables, self.dtype)
 
     def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
         if index != len(self.attentions):
@@ -229,11 +233,11 @@ class GpuProgram(ProgramBuffers):
     def _turn_of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Turn | None:
         """The rotation that both have."""
         q_turn, k_turn = (self._turns.pop(at, None) for at in (queries, keys))
-        if (q_turn is None) != (k_turn is None) or (
-            q_turn is not None and k_turn is not None and q_turn.tables is not k_turn.tables
-        ):
-            raise CannotLower("queries and keys that are turned differently have no form on a GPU")
-        return q_turn
+        if q_turn is None and k_turn is None:
+            return None
+        if q_turn is None or k_turn is None or (q_turn.turned, q_turn.adjacent) != (k_turn.turned, k_turn.adjacent):
+            raise CannotLower("queries and keys that are turned by different pairs have no form on a GPU")
+        return q_turn if q_turn.tables is k_turn.tables else replace(q_turn, key_tables=k_turn.tables)
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
         if function not in FUNCTIONS:

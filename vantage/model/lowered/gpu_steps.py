@@ -245,7 +245,7 @@ class GpuSteps:
 
     def _within(self, last: int, length: int | None) -> bool:
         """Whether the model has this position; what lies beyond is refused elsewhere, in words."""
-        limits = [n for n in (self._model.max_positions, length) if n is not None]
+        limits = [n for n in (self._model.max_positions, self.program.max_positions, length) if n is not None]
         return all(last < n for n in limits)
 
     def _layouts(self, pos: Positions, cache: ModelCache) -> list[Layout] | None:
@@ -275,7 +275,8 @@ class GpuSteps:
     def _rotations(self, positions: int, length: int | None) -> dict[int, decode.RopeTables]:
         """The tables of every rotation, by its module."""
         if (positions, length) not in self._angles:
-            where = Positions.arange(1, positions, device=self._model.device).declare(length)
+            most = positions if self.program.max_positions is None else min(positions, self.program.max_positions)
+            where = Positions.arange(1, most, device=self._model.device).declare(length)
             tables: dict[int, decode.RopeTables] = {}
             for turn in (step.turn for step in self._attentions if step.turn is not None):
                 if id(turn.tables) not in tables:
@@ -296,9 +297,10 @@ def _searches(choices: Sequence[RowChoice]) -> Searches:
 
 
 def _rotation(turn: Turn, where: Positions) -> decode.RopeTables:
-    cos, sin = turn.tables.tables(where, torch.float32)
     pairing = decode.ADJACENT if turn.adjacent else decode.HALVES
-    return decode.RopeTables(cos[0, 0].contiguous(), sin[0, 0].contiguous(), turn.turned, pairing)
+    sides = [tables.tables(where, torch.float32) for tables in (turn.tables, turn.key_tables) if tables is not None]
+    cos, sin = (torch.cat([table[0, 0] for table in tables], -1).contiguous() for tables in zip(*sides, strict=True))
+    return decode.RopeTables(cos, sin, turn.turned, pairing, keys_apart=turn.key_tables is not None)
 
 
 def _side_by_side(rows: Sequence[Layout]) -> RowPlaces:
