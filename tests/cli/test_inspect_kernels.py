@@ -39,7 +39,9 @@ def test_what_each_layer_runs(tmp_path, capsys):
         ({"position": "fire"}, "cuda", "lowered", {}),
         ({"position": "xpos"}, "cuda", "lowered", {}),
         ({"position": "xpos"}, "cpu", "lowered", {}),
-        ({"position": "fox"}, "cuda", "graph of modules", {"lowered": "ForgetGate has no native form"}),
+        ({"position": "fox"}, "cuda", "lowered", {}),
+        ({"position": "fox"}, "cpu", "modules", {"lowered": "GateSums has no native form on a CPU"}),
+        ({"position": "dape"}, "cuda", "graph of modules", {"lowered": "AdaptedBias has no native form"}),
         (
             {"ffn": Experts(FeedForward(64, "silu", gated=True), 2, TopK(1))},
             "cuda",

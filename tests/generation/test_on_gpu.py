@@ -25,11 +25,13 @@ MODELS = {
     "fire": {"position": "fire"},
     "xpos": {"position": "xpos", "kv_heads": 2},
     "softcap": {"attention": vt.GroupedQuery(4, scores=vt.Scores(softcap=5.0)), "position": "t5"},
+    "fox": {"position": "fox", "kv_heads": 2},
+    "fox, window": {"position": "fox", "window": 24},
     # without a lowered form: graphs of their modules
-    "fox": {"position": "fox"},
     "cope": {"position": "cope"},
+    "dape": {"position": "dape"},
 }
-MODULES = ("fox", "cope")
+MODULES = ("cope", "dape")
 CHOICES = {
     "greedy": {},
     "temperature": {"temperature": 1.0, "seed": 3},
@@ -107,7 +109,7 @@ def test_logits_in_bfloat16_are_as_near_as_those_of_the_modules(name, rows):
     assert errors[gpu] < 1.5 * errors[modules] < 0.05, errors.values()
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fire", "xpos", "cope"])
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fire", "xpos", "fox", "cope"])
 def test_a_text_grows_past_the_first_table_of_blocks(name):
     """A row with more than 64 blocks takes another graph, in the middle of steps that are under way."""
     cpu, gpu = pair(name)
@@ -127,7 +129,7 @@ def test_batch_invariant_gives_the_same_bits(name):
     assert [answer.logprobs for answer in together] == [answer.logprobs for answer in alone]
 
 
-@pytest.mark.parametrize("name", ["rope", "window", "t5", "xpos"])
+@pytest.mark.parametrize("name", ["rope", "window", "t5", "xpos", "fox"])
 def test_batch_invariant_rows_in_chunks_that_are_put_back(name):
     """Too few blocks for all, prompts of several chunks, prefixes in common, and who comes while others decode."""
     _, gpu = pair(name)
@@ -151,7 +153,7 @@ def test_batch_invariant_rows_in_chunks_that_are_put_back(name):
     assert engine.stats.reused > 0
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "window", "t5", "kerple", "fire", "xpos"])
+@pytest.mark.parametrize("name", ["rope", "alibi", "window", "t5", "kerple", "fire", "xpos", "fox"])
 def test_prompts_run_as_graphs_of_chunks(name):
     """In pieces that fill no bucket, behind a shared prefix, and while others decode."""
     cpu, gpu = pair(name)

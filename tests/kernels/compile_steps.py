@@ -14,9 +14,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.gpu import choose, chunk, decode, latent, packed, packed_product, product
+from vantage.kernels.gpu import choose, chunk, decode, gate_sums, latent, packed, packed_product, product
 from vantage.kernels.gpu.packed import DeviceBlocks
-from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, SLOPE, TABLE
+from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, QUERY_AND_KEY, SLOPE, TABLE
 from vantage.kernels.native import Format
 from vantage.model.gpu import gelu
 from vantage.position.gpu import rope
@@ -33,7 +33,7 @@ POINTERS = {
     "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
     "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
     "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
-    "queries": "T", "count": "i32",
+    "queries": "T", "count": "i32", "gates": "T",
     "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T", "k": "T", "q_out": "T", "k_out": "T", "grad": "T",
     "targets": "i64", "losses": "fp32", "grads": "T",
 }  # fmt: skip
@@ -53,6 +53,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
             kinds[name] = "*" + POINTERS[name].replace("T", dtype)
             if name == "sums" and "prefixes" in names:
                 kinds[name] = "*i64"
+            if name.startswith("bias_") and constants.get("BIAS") == QUERY_AND_KEY.value:  # gates, and where sums are
+                kinds[name] = "*" + dtype if name == "bias_one" else "*i64"
         elif name == "scale" and "grads" in names:  # a number on the device
             kinds[name] = "*fp32"
         else:
@@ -86,6 +88,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW"), False)
     full = dict.fromkeys(plain, True)
     biases = [{"BIAS": form, "BREAKS": 64 * (form == PIECES.value)} for form in DISTANCE_FORMS]
+    gated = {"BIAS": QUERY_AND_KEY.value, "BREAKS": 0}
     how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent, "INT8": False}
     chunks = {"CHUNK": 1024, "CHUNKS": 128}
     digits = {"BITS": 11, "BINS": 2048}
@@ -98,7 +101,9 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in biases),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": decode.KEYS_APART + 2} | biases[0]),
-        *chunks_of_a_prompt(how, biases),
+        *((decode.attend, heads | norms | how | {"PAGED": True, "TURN": 0} | gated) for norms in (plain, full)),
+        *((gate_sums.keep, {"H": 8, "GROUP": 4, "TILE": gate_sums.SUMMED, "BLOCK": block}) for block in (0, 16)),
+        *chunks_of_a_prompt(how, [*biases, gated]),
         *latents(how, biases),
         (choose.scan, {"CHUNK": 1024}),
         (choose.weigh, chunks),

@@ -32,6 +32,8 @@ MODELS = {
     "fire": {"position": vt.Fire(hidden=5, init_L=16.0)},
     "xpos": {"position": vt.XPos(scale_base=16)},
     "xpos in halves, window": {"position": vt.XPos(scale_base=16, pairing="halves"), "window": 4, "kv_heads": 1},
+    "fox": {"position": vt.Forgetting(bias=0.0), "kv_heads": 1},
+    "fox, window": {"position": vt.Forgetting(bias=0.0), "window": 4},
 }
 
 
@@ -100,10 +102,11 @@ def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind
     torch.testing.assert_close(logits[0, -1], last_logits(model, [*tokens, 5]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["rope", "xpos", "fox"])
 @torch.inference_mode()
-def test_chunks_after_a_shared_prefix():
+def test_chunks_after_a_shared_prefix(name):
     """A row that goes on from another's blocks writes into copies of those that are not full."""
-    model = built(**MODELS["rope"])
+    model = built(**MODELS[name])
     steps = steps_of(model)
     prefix, rests = [3, 1, 4, 1, 5, 9], [[2, 6, 5], [3, 5, 8, 9, 7]]
     base = rows_of(model, [[*prefix, 0]])[0]
@@ -153,11 +156,11 @@ def test_weights_in_blocks(bits):
             torch.testing.assert_close(row[0], last_logits(model, prompt), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [MODELS["rope"], MODELS["window"]], ids=["rope", "window"])
+@pytest.mark.parametrize("name", ["rope", "window", "xpos", "fox", "fox, window"])
 @torch.inference_mode()
-def test_steps_ahead_are_greedy_decoding(options):
+def test_steps_ahead_are_greedy_decoding(name):
     """Also from tokens that only the device knows, and after a crop."""
-    model = built(**options)
+    model = built(**MODELS[name])
     steps = steps_of(model)
     prompts = [[1, 2, 3, 4, 5], [9, 8]]
     caches = rows_of(model, prompts)
@@ -195,7 +198,7 @@ def test_the_same_bits_alone_and_after_another_cache():
     assert steps.ahead([prompt[-1]], [contiguous], 3, [GREEDY]).read().tokens == results[0].tokens
 
 
-@pytest.mark.parametrize("name", ["rope", "t5, window"])
+@pytest.mark.parametrize("name", ["rope", "t5, window", "xpos", "fox"])
 @pytest.mark.parametrize("kind", ["paged", "quantised", "static"])
 @torch.inference_mode()
 def test_keys_and_values_in_8_bits(kind, name, monkeypatch):
@@ -268,7 +271,7 @@ def test_what_has_no_form_on_a_gpu_is_named():
 
 PARTS = {
     "cope": {"position": "cope"},
-    "fox": {"position": "fox"},
+    "dape": {"position": "dape"},
     "shaw": {"position": "shaw"},
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
@@ -346,7 +349,7 @@ def test_fewer_latents_at_a_time_where_a_processor_has_less_memory():
 @torch.inference_mode()
 def test_modules_run_ahead_while_their_pool_grows():
     """A pool whose buffers become others; and rows that end, whose places a bucket of rows must not write."""
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     prompts = [[1, 2, 3, 4, 5], [9, 8], [7, 7, 7]]
     base = model.new_cache(1, kind="paged", block=4)
@@ -370,7 +373,7 @@ def test_modules_run_ahead_while_their_pool_grows():
 
 @torch.inference_mode()
 def test_a_static_cache_under_graphs_of_modules():
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     tokens = torch.randint(61, (2, 9), device=DEVICE)
     cache = model.new_cache(2, kind="static", capacity=40)
@@ -400,7 +403,7 @@ def test_what_makes_no_graph_is_named():
 
 @torch.inference_mode()
 def test_graphs_go_with_the_pool_they_read():
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     for _ in range(3):
         caches = rows_of(model, [[1, 2, 3]])

@@ -12,7 +12,7 @@ from vantage.attention.indexer import choice_of
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, PositionParts
 from vantage.spec.chosen import ChosenKeys
-from vantage.spec.forms import DistanceForm, HasForm
+from vantage.spec.forms import DistanceForm, HasForm, HasGateSums
 from vantage.spec.indexing import Indexer, IndexerInputs
 from vantage.spec.kept import StreamSource
 from vantage.spec.masks import causal_window
@@ -117,6 +117,9 @@ class Scorer(nn.Module):
             raise no_native_form(self.value_bias)
         if self.normaliser is not None or self.scores.normalise != Softmax():
             raise CannotLower("only a plain softmax has a native form")
+        if implements(self.bias, HasGateSums):
+            sums = cast(HasGateSums, self.bias).gate_sums()
+            return ScoreForm(self.scale, self.scores.softcap, window, sums, self.sinks)
         form = cast(HasForm, self.bias).form() if implements(self.bias, HasForm) else self.bias
         if not (form is None or isinstance(form, DistanceForm)):
             raise no_native_form(self.bias)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vantage.spec.forms import DistanceForm
+from vantage.spec.forms import DistanceForm, GateSums
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
@@ -63,7 +63,7 @@ class ScoreForm(NamedTuple):
     scale: float
     softcap: float | None
     window: int  # 0: all that came before
-    bias: DistanceForm | None
+    bias: DistanceForm | GateSums | None
     sinks: Tensor | None
     learned: tuple[Tensor, ...] = ()  # what ``bias`` was made of: when one of them changes, it is no longer true
 
@@ -139,8 +139,9 @@ class Program(Protocol):
         """In place: the first ``turned`` dimensions of each head, by pairs."""
         ...
 
-    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
-        """Append the keys and values of a buffer to the layer's cache and attend: (rows, heads · value_dim)."""
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm, gates: int | None = None) -> int:
+        """Append the keys and values of a buffer to the layer's cache and attend: (rows, heads · value_dim).
+        ``gates``: the buffer of what the gates of ``GateSums`` gave."""
         ...
 
     def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:

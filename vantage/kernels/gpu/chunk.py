@@ -17,7 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, in_8_bits, rotated
+from vantage.kernels.gpu.gate_sums import keep_chunk, kept_sums, with_sums
 from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
+from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 PLACED = 16  # tokens whose keys a program writes
@@ -119,6 +121,7 @@ def _over_keys(
     D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, KEYS: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """What the queries make of the keys from start to end. ``seen``: the last that each of them sees; ``last``: the
     end of what is written. Not MASKED: all of them see all of these."""
@@ -142,6 +145,9 @@ def _over_keys(
             s, seen[:, None] - j[None, :], first_seen - begin - (KEYS - 1), h, mine, bias_a, bias_b, bias_one, bias_two,
             bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
         )  # fmt: skip
+        if BIAS == QUERY_AND_KEY:
+            known = mine & (j < last)[None, :]
+            s = with_sums(s, bias_a, bias_b, tl.trans(slot), h % GROUP, known, GROUP)
         if MASKED:
             sees = j[None, :] <= seen[:, None]
             if WINDOW:
@@ -226,6 +232,10 @@ def attend(
     at = (tl.load(pos) + i)[:, None]
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], at, mine[:, None], BIAS)
     seen = n + i
+    if BIAS == QUERY_AND_KEY:  # the sums of the new tokens are kept already
+        bias_b = kept_sums(bias_two, 0, g)
+        own = _slots(blocks, seen, i < new, BLOCK)
+        bias_a = tl.load(bias_b + own * GROUP + r % HEADS, mask=mine, other=0.0)[:, None]
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, E_TILE), tl.float32)
@@ -235,12 +245,12 @@ def attend(
         m, total, acc = _over_keys(
             q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, whole, last, seen, h[:, None],
             mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE,
-            KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES,
+            KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP,
         )  # fmt: skip
     m, total, acc = _over_keys(
         q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, whole, end, end, seen, h[:, None], mine[:, None],
         bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE, KEYS, BLOCK, True,
-        SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES,
+        SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP,
     )  # fmt: skip
     if active > 1:
         first_at = i * H + h
@@ -354,6 +364,8 @@ def attend_chunk(
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         num_warps=4, **sizes,
     )  # fmt: skip
+    if bias is not None and bias.form == QUERY_AND_KEY.value:
+        keep_chunk(bias, at, heads, kv_heads)
     tile = tile or tile_for(tokens, heads, kv_heads, max(key_dim, value_dim), qkv.dtype)
     group = triton.next_power_of_2(heads // kv_heads)
     second: Launch = attend

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
+from vantage.kernels.gpu.gate_sums import kept_sums, log_sigmoid, sum_before, with_sums
+from vantage.kernels.gpu.score_bias import DeviceBias, first_line, form_constants, head_numbers, scored, with_line
+from vantage.kernels.gpu.tiles import PIECES, QUERY_AND_KEY
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
@@ -228,6 +230,14 @@ def attend(
     ).to(TYPE)  # fmt: skip
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
 
+    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES else BIAS  # what needs no more than a score's own numbers
+    if BIAS == PIECES:
+        slope, level, bends, change = first_line(bias_one, bias_two, bias_width, h[:, None], mine[:, None], BREAKS)
+    if BIAS == QUERY_AND_KEY:
+        kept_to = kept_sums(bias_two, b, g)
+        sum_now = sum_before(kept_to, blocks, missing, n, block, r, mine, PAGED, GROUP)
+        sum_now += log_sigmoid(tl.load(bias_one + b.to(tl.int64) * H + h, mask=mine, other=0.0).to(tl.float32))
+
     m = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_TILE,), tl.float32)
     acc = tl.zeros((GROUP_TILE, E_TILE), tl.float32)
@@ -244,8 +254,13 @@ def attend(
             s *= tl.load(k_scales + slot, mask=valid, other=0.0)[None, :]
         s = scored(
             s, (n - j)[None, :], n - begin - (KEYS - 1), h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
-            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+            bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
+        if BIAS == PIECES:
+            s = with_line(s, (n - j)[None, :], bias_a, bias_b, slope, level, bends, change, PRECISION)
+        if BIAS == QUERY_AND_KEY:
+            known = mine[:, None] & valid[None, :]
+            s = with_sums(s, sum_now[:, None], kept_to, slot[None, :], r[:, None], known, GROUP)
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
@@ -282,11 +297,15 @@ def attend(
         else:
             tl.store(k_base + new_slot * D + d, new_k, mask=d < D)
             tl.store(v_base + new_slot * E + e, new_v, mask=e < E)
+        if BIAS == QUERY_AND_KEY:
+            tl.store(kept_to + new_slot * GROUP + r, sum_now, mask=mine)
         new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)[:, None]
         new_s = scored(
             new_s, tl.zeros((1, 1), tl.int32), 0, h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
-            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+            bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
+        if BIAS == PIECES:
+            new_s += level
         new_s = tl.sum(new_s, 1)
         new_m = tl.maximum(m, new_s)
         new_p = tl.exp2(new_s - new_m)

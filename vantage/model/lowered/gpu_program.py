@@ -17,6 +17,7 @@ from vantage.model.feed_forward import ACTIVATIONS
 from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear, gpu_reads
+from vantage.spec.forms import GateSums
 from vantage.spec.native import (
     AngleTables,
     CannotLower,
@@ -100,6 +101,7 @@ class AttendStep:
     turn: Turn | None
     q_norm: NormForm | None
     k_norm: NormForm | None
+    gates: int | None = None  # the buffer of what goes into the gates that are summed up
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +207,7 @@ class GpuProgram(ProgramBuffers):
         self._turns[at] = Turn(tables, turned, adjacent)
         self.max_positions = fewest_positions(self.max_positions, tables, self.dtype)
 
-    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm, gates: int | None = None) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         columns = (0, shape.heads * shape.key_dim)
@@ -214,7 +216,7 @@ class GpuProgram(ProgramBuffers):
         self._hold(scores.sinks)
         self.learned += scores.learned
         attended = self.buffer("attended", shape.heads * shape.value_dim)
-        self.steps.append(AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm))
+        self.steps.append(AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm, gates))
         return attended
 
     def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
@@ -223,6 +225,8 @@ class GpuProgram(ProgramBuffers):
         sizes, norm = form.sizes, _form(form.norm)
         if norm.centred or norm.bias is not None or self._norms:
             raise CannotLower(f"{type(form.norm).__name__} of a latent, or norms of its heads, have no form on a GPU")
+        if isinstance(scores.bias, GateSums):
+            raise CannotLower("sums of gates beside latents have no form on a GPU")
         turn = self._turn_of((q, sizes.nope), (kv, sizes.rank))
         self._hold(scores.sinks, norm.weight, form.k_up, form.v_up)
         self.learned += scores.learned
@@ -309,6 +313,8 @@ def _reads(step: GpuStep) -> tuple[int, ...]:
         return step.a, step.b
     if isinstance(step, LatentStep):
         return step.src, step.queries
+    if isinstance(step, AttendStep) and step.gates is not None:
+        return step.src, step.gates
     if isinstance(step, ScaleStep) or (isinstance(step, LinearStep) and step.add):
         return (step.dst, *((step.src,) if isinstance(step, LinearStep) else ()))
     return (step.src,)

@@ -20,7 +20,7 @@ from vantage.cache.contiguous import Contiguous
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
-from vantage.kernels.gpu import decode
+from vantage.kernels.gpu import decode, gate_sums
 from vantage.kernels.gpu.choose import Searches
 from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep, Turn, lower_for_gpu
@@ -78,6 +78,8 @@ class GpuSteps:
                 codec = codec.exact  # latents have no form in 8 bits
             wanted = SingleCodec if isinstance(step, LatentStep) else PlainCodec
             if not isinstance(codec, wanted) or codec.dtype is not self.program.dtype:
+                return False
+            if not _takes_streams(step, layer.store):
                 return False
         return all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
 
@@ -261,14 +263,14 @@ class GpuSteps:
         return layouts if run or reads_none else None
 
     def _stores(self, cache: ModelCache) -> np.ndarray:
-        """Where every layer's keys and values are. Mostly that is where they were."""
+        """Where every layer's keys, values and sums are. Mostly that is where they were."""
         now = [cache.layers[attention.index].store for attention in self._attentions]
         if self._last_stores is None or any(
             ref() is not store or version != store.version
             for (ref, version), store in zip(self._last_stores[0], now, strict=True)
         ):
-            numbers = np.array([decode.store_numbers(store.tensors) for store in now], dtype=np.int64)
-            numbers = numbers.reshape(-1, decode.ADDRESS)
+            numbers = np.array([_numbers(store) for store in now], dtype=np.int64)
+            numbers = numbers.reshape(-1, decode.ADDRESS + gate_sums.STREAM)
             self._last_stores = [(weakref.ref(store), store.version) for store in now], numbers
         return self._last_stores[1]
 
@@ -288,6 +290,20 @@ class GpuSteps:
 def _forget_store(steps: weakref.ref[GpuSteps], own: int) -> None:
     if (alive := steps()) is not None:
         alive.forget_store(own)
+
+
+def _takes_streams(step: AttendStep | LatentStep, store: Store) -> bool:
+    """Whether what a layer keeps beside keys and values is what its step keeps there."""
+    if isinstance(step, LatentStep) or step.gates is None:
+        return not store.streams
+    sums, *others = store.streams
+    return sums.running and not others and gate_sums.takes_stream(sums.width, sums.dtype, step.shape)
+
+
+def _numbers(store: Store) -> list[int]:
+    """Where a layer's keys and values are, and its sums."""
+    cut = len(store.tensors) - len(store.streams)
+    return decode.store_numbers(store.tensors[:cut]) + gate_sums.stream_numbers(*store.tensors[cut:])
 
 
 def _searches(choices: Sequence[RowChoice]) -> Searches:

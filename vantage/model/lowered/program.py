@@ -109,7 +109,7 @@ class NativeProgram(ProgramBuffers):
         numbers = [heads.column, heads.heads, heads.head_dim, turned, adjacent, self.rotations.index(tables)]
         self.emit(OpKind.ROPE, heads.buffer, n=numbers)
 
-    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm, gates: int | None = None) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         if not isinstance(scores.bias, Slope | None):
