@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.gpu import choose, chunk, decode, gate_sums, latent, packed, packed_product, product
+from vantage.kernels.gpu import choose, chunk, decode, gate_sums, latent, packed, packed_product, packed_rows, product
 from vantage.kernels.gpu.packed import DeviceBlocks
 from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, QUERY_AND_KEY, SLOPE, TABLE
 from vantage.kernels.native import Format
@@ -117,11 +117,13 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     for format in (Format.Q8_0, Format.Q4_K, Format.Q5_1, Format.Q6_K, Format.Q3_K, Format.IQ4_XS):
         form = DeviceBlocks(torch.empty(0, dtype=torch.uint8), format, 64, 1024).constants
         signed = form["LOW"] == 8 or form["TABLE"]
+        rows = {"BIAS": True, "ADD": True, "TILE": 32, "SPLITS": 2, "ROWS": 16, "LANES": 64, "PRECISION": precision}
         row = {"NORM": True, "BIAS": True, "ADD": True, "TILE": 64, "PARTS_OF_ROW": 4, "ASM": True, "SIGNED": signed}
         row["DEPENDENT"] = dependent
         cases += [
             (packed_product.product, form | row | {"STAGES": 2, "SPLITS": 1}),
             (packed_product.product, form | row | {"STAGES": 1, "SPLITS": 3}),
+            (packed_rows.product, form | rows),
             (packed.unpack, form | {"GATHER": True, "ROWS": 1, "TILE": 1024}),
         ]
     cases.append(
