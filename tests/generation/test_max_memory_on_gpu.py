@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 SPECS = {
     "rope": {"position": "rope", "kv_heads": 2},  # lowered
     "fox": {"position": "fox"},  # sums beside keys and values
-    "dape": {"position": "dape"},  # a graph of its modules
+    "dape": {"position": vt.DAPE(vt.Kerple())},  # a graph of its modules
 }
 EXPERTS = {"position": "rope", "ffn": Experts(vt.FeedForward(256), 8, TopK(2))}  # module by module
 PROMPTS = [[1, 2, 3, 4, 5], [7] * 30, list(range(60))]

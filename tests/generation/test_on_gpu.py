@@ -29,7 +29,7 @@ MODELS = {
     "fox, window": {"position": "fox", "window": 24},
     # without a lowered form: graphs of their modules
     "cope": {"position": "cope"},
-    "dape": {"position": "dape"},
+    "dape": {"position": vt.DAPE(vt.Kerple())},
 }
 MODULES = ("cope", "dape")
 CHOICES = {

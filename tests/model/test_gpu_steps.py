@@ -121,6 +121,26 @@ def test_chunks_after_a_shared_prefix(name):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["xpos", "fox"])
+@torch.inference_mode()
+def test_steps_of_forks_and_modules_go_on_from_one_prefix(name):
+    """Steps write into copies of blocks that are not full, what is taken back is gone, and modules read the rest."""
+    model = built(**MODELS[name])
+    steps, prefix = steps_of(model), [3, 1, 4, 1, 5, 9]
+    base = rows_of(model, [prefix])[0]
+    caches, texts = [base.fork() for _ in range(2)], [[*prefix[:-1], 2], [*prefix[:-1], 8]]
+    for tokens in steps.ahead([2, 8], caches, 3, [GREEDY] * 2).read().tokens:
+        for text, token in zip(texts, tokens, strict=True):
+            assert token == int(last_logits(model, text).argmax())
+            text.append(token)
+    caches[0].crop(6)
+    rest = [[7, 7, 6], [5]]
+    for cache, text, more in zip(caches, (texts[0][:6], texts[1][:8]), rest, strict=True):
+        logits = model(torch.tensor([more], device=DEVICE), cache=cache)[0, -1]
+        torch.testing.assert_close(logits, last_logits(model, [*text, *more]), rtol=1e-4, atol=1e-5)
+    assert steps.ahead([prefix[-1]], [base], 1, [GREEDY]).read().tokens == [[int(last_logits(model, prefix).argmax())]]
+
+
 @torch.inference_mode()
 def test_a_pass_that_is_no_chunk_of_one_run_is_left_to_the_modules():
     model = built(**MODELS["rope"])
@@ -271,7 +291,7 @@ def test_what_has_no_form_on_a_gpu_is_named():
 
 PARTS = {
     "cope": {"position": "cope"},
-    "dape": {"position": "dape"},
+    "dape": {"position": vt.DAPE(vt.Kerple())},
     "shaw": {"position": "shaw"},
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}

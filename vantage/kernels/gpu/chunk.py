@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, in_8_bits, rotated
-from vantage.kernels.gpu.gate_sums import keep_chunk, kept_sums, with_sums
+from vantage.kernels.gpu.gate_sums import keep_chunk, kept_sums, with_group_sums
 from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
 from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 
@@ -117,7 +117,7 @@ def place(
 @triton.jit
 def _over_keys(
     q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, end, last, seen, h, mine, bias_a, bias_b,
-    bias_one, bias_two, bias_width, scale, cap, window,
+    bias_one, bias_two, bias_width, scale, cap, window, origin,
     D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, KEYS: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr, STAGES: tl.constexpr,
@@ -146,8 +146,8 @@ def _over_keys(
             bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
         )  # fmt: skip
         if BIAS == QUERY_AND_KEY:
-            known = mine & (j < last)[None, :]
-            s = with_sums(s, bias_a, bias_b, tl.trans(slot), h % GROUP, known, GROUP)
+            known = (j < last)[None, :]
+            s = with_group_sums(s, bias_a, origin, bias_b, tl.trans(slot), h % GROUP, known, PRECISION, GROUP)
         if MASKED:
             sees = j[None, :] <= seen[:, None]
             if WINDOW:
@@ -232,10 +232,15 @@ def attend(
     at = (tl.load(pos) + i)[:, None]
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], at, mine[:, None], BIAS)
     seen = n + i
+    origin = 0.0
     if BIAS == QUERY_AND_KEY:  # the sums of the new tokens are kept already
-        bias_b = kept_sums(bias_two, 0, g)
-        own = _slots(blocks, seen, i < new, BLOCK)
-        bias_a = tl.load(bias_b + own * GROUP + r % HEADS, mask=mine, other=0.0)[:, None]
+        bias_b = kept_sums(bias_two, 0, g, GROUP)
+        begun = _slots(blocks, n + first, first < new, BLOCK) * GROUP
+        own = _slots(blocks, seen, i < new, BLOCK) * GROUP + r % HEADS
+        bias_a = tl.load(bias_b + own, mask=mine, other=0.0) - tl.load(bias_b + begun + r % HEADS, mask=mine, other=0.0)
+        bias_a = bias_a[:, None]
+        head = tl.arange(0, HEADS if HEADS > 16 else 16)  # the matrix units take no fewer
+        origin = tl.load(bias_b + begun + head, mask=head < GROUP, other=0.0)[:, None]
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, E_TILE), tl.float32)
@@ -244,13 +249,13 @@ def attend(
         whole = start + tl.maximum(tl.minimum(end, n + first + 1) - start, 0) // KEYS * KEYS
         m, total, acc = _over_keys(
             q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, whole, last, seen, h[:, None],
-            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE,
-            KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP,
+            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, origin, D, E, D_TILE,
+            E_TILE, KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP,
         )  # fmt: skip
     m, total, acc = _over_keys(
         q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, whole, end, end, seen, h[:, None], mine[:, None],
-        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE, KEYS, BLOCK, True,
-        SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP,
+        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, origin, D, E, D_TILE, E_TILE, KEYS, BLOCK,
+        True, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP,
     )  # fmt: skip
     if active > 1:
         first_at = i * H + h

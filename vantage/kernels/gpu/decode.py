@@ -203,6 +203,11 @@ def attend(
         return
     start = first + split * share
     end = tl.minimum(start + share, n)
+    r = tl.arange(0, GROUP_TILE)
+    h = g * GROUP + r
+    mine = r < GROUP
+    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES else BIAS  # what needs no more than a score's own numbers
+    slope, level, bends, change = first_line(bias_one, bias_two, bias_width, h[:, None], mine[:, None], BIAS, BREAKS)
     if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
         asked = tl.minimum(start + tl.arange(0, LEAST), tl.maximum(end - 1, start)).to(tl.int64)
         if PAGED:
@@ -212,11 +217,8 @@ def attend(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
-    r = tl.arange(0, GROUP_TILE)
-    h = g * GROUP + r
     d = tl.arange(0, D_TILE)
     e = tl.arange(0, E_TILE)
-    mine = r < GROUP
     row = b.to(tl.int64) * qkv_stride
     inside = mine[:, None] & (d < D)[None, :]
     q_at = row + h[:, None] * D
@@ -229,12 +231,10 @@ def attend(
         TURN % 4,
     ).to(TYPE)  # fmt: skip
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
-
-    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES else BIAS  # what needs no more than a score's own numbers
-    if BIAS == PIECES:
-        slope, level, bends, change = first_line(bias_one, bias_two, bias_width, h[:, None], mine[:, None], BREAKS)
+    kept_to = 0
+    sum_now = 0.0
     if BIAS == QUERY_AND_KEY:
-        kept_to = kept_sums(bias_two, b, g)
+        kept_to = kept_sums(bias_two, b, g, GROUP)
         sum_now = sum_before(kept_to, blocks, missing, n, block, r, mine, PAGED, GROUP)
         sum_now += log_sigmoid(tl.load(bias_one + b.to(tl.int64) * H + h, mask=mine, other=0.0).to(tl.float32))
 

@@ -49,9 +49,13 @@ def log_sigmoid(x):
 
 
 @triton.jit
-def kept_sums(numbers, b, g):
+def kept_sums(numbers, b, g, GROUP: tl.constexpr):
     """Where the sums of a row's group of heads begin."""
-    return tl.load(numbers).to(tl.pointer_type(tl.float32)) + b * tl.load(numbers + 1) + g * tl.load(numbers + 2)
+    begin = b * tl.load(numbers + 1) + g * tl.load(numbers + 2)
+    sums = tl.load(numbers).to(tl.pointer_type(tl.float32)) + begin
+    if GROUP % 4 == 0:  # those of a token are 16 bytes or more, and read at once
+        sums = tl.multiple_of(sums, 16)
+    return sums
 
 
 @triton.jit
@@ -74,6 +78,19 @@ def with_sums(s, now, sums, slot, r, seen, GROUP: tl.constexpr):
 
 
 @triton.jit
+def with_group_sums(s, now, origin, sums, slot, head, seen, PRECISION: tl.constexpr, GROUP: tl.constexpr):
+    """The same where a row is one of a group's heads (``head``, (rows, 1)) of one of several tokens: the group's sums
+    are read once, and a product of matrices gives them to the rows. ``now`` (rows, 1) and what is multiplied are less
+    ``origin`` (heads, 1), the sums at a query nearby: the matrix units round in proportion to what they are given, and
+    that is large only far away. ``slot`` and ``seen``: (1, keys)."""
+    r = tl.arange(0, origin.shape[0])
+    kept = tl.load(sums + slot * GROUP + r[:, None], mask=seen & (r < GROUP)[:, None], other=0.0)
+    take = tl.where(head == r[None, :], -1.0, 0.0)
+    rounded: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
+    return tl.dot(take, (kept - origin) * LOG2E, s + now * LOG2E, input_precision=rounded)
+
+
+@triton.jit
 def keep(
     gates, numbers, held, count, gone, table, H: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -83,7 +100,7 @@ def keep(
     new, n = tl.load(count), tl.load(held)
     if new <= 0:
         return
-    sums = kept_sums(numbers, 0, h // GROUP) + h % GROUP
+    sums = kept_sums(numbers, 0, h // GROUP, GROUP) + h % GROUP
     missing = 0
     if BLOCK:
         missing = tl.load(gone)

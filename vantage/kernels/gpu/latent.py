@@ -194,8 +194,7 @@ def attend(
     place = tl.load(row + R + d, mask=mine[:, None] & (d < ROPE), other=0.0)
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
     BY_SCORE: tl.constexpr = 0 if BIAS == PIECES else BIAS
-    if BIAS == PIECES:
-        slope, level, bends, change = first_line(bias_one, bias_two, bias_width, h[:, None], mine[:, None], BREAKS)
+    slope, level, bends, change = first_line(bias_one, bias_two, bias_width, h[:, None], mine[:, None], BIAS, BREAKS)
     m = tl.full((HEADS_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((HEADS_TILE,), tl.float32)
     acc = tl.zeros((HEADS_TILE, R_TILE), tl.float32)

@@ -114,18 +114,24 @@ def head_numbers(one, two, width, h, at, mine, FORM: tl.constexpr):
 
 
 @triton.jit
-def first_line(one, two, width, h, mine, BREAKS: tl.constexpr):
+def first_line(one, two, width, h, mine, FORM: tl.constexpr, BREAKS: tl.constexpr):
     """A function in pieces of a ratio, in units of log2, as the slope and offset of its first piece, and where (BREAKS,
-    1) and by how much (…, BREAKS) the slope changes after it. Read before the loop over keys."""
-    k = tl.arange(0, BREAKS)
-    line = one + h * (2 * width)
-    there = mine & (k + 1 < width)[None, :]
-    change = tl.load(line + 2 * k[None, :] + 2, mask=there, other=0.0)
-    change -= tl.load(line + 2 * k[None, :], mask=there, other=0.0)
-    at = tl.load(two + PIECE_HEADER + k, mask=k < BREAKS - 1, other=float("inf"))
-    slope = tl.load(line, mask=mine, other=0.0)
-    offset = tl.load(line + 1, mask=mine, other=0.0)
-    return slope * LOG2E, offset * LOG2E, at[:, None], change * LOG2E
+    1) and by how much (…, BREAKS) the slope changes after it; nothing for other forms. Read before the loop over
+    keys."""
+    slope = 0.0
+    offset = 0.0
+    at = 0.0
+    change = 0.0
+    if FORM == PIECES:
+        k = tl.arange(0, BREAKS)
+        line = one + h * (2 * width)
+        there = mine & (k + 1 < width)[None, :]
+        change = tl.load(line + 2 * k[None, :] + 2, mask=there, other=0.0)
+        change = (change - tl.load(line + 2 * k[None, :], mask=there, other=0.0)) * LOG2E
+        at = tl.load(two + PIECE_HEADER + k, mask=k < BREAKS - 1, other=float("inf"))[:, None]
+        slope = tl.load(line, mask=mine, other=0.0) * LOG2E
+        offset = tl.load(line + 1, mask=mine, other=0.0) * LOG2E
+    return slope, offset, at, change
 
 
 @triton.jit
