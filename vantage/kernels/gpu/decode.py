@@ -232,7 +232,7 @@ def attend(
     ).to(TYPE)  # fmt: skip
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
     kept_to = 0
-    sum_now = 0.0
+    sum_now = tl.zeros((GROUP_TILE,), tl.float32)
     if BIAS == QUERY_AND_KEY:
         kept_to = kept_sums(bias_two, b, g, GROUP)
         sum_now = sum_before(kept_to, blocks, missing, n, block, r, mine, PAGED, GROUP)
