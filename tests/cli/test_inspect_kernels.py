@@ -37,7 +37,11 @@ def test_what_each_layer_runs(tmp_path, capsys):
         ({"position": "t5"}, "cpu", "modules", {"lowered": "DistanceTable has no native form on a CPU"}),
         ({"position": "t5"}, "cuda", "lowered", {}),
         ({"position": "fire"}, "cuda", "lowered", {}),
-        ({"position": "fox"}, "cuda", "graph of modules", {"lowered": "ForgetGate has no native form"}),
+        ({"position": "xpos"}, "cuda", "lowered", {}),
+        ({"position": "xpos"}, "cpu", "lowered", {}),
+        ({"position": "fox"}, "cuda", "lowered", {}),
+        ({"position": "fox"}, "cpu", "modules", {"lowered": "GateSums has no native form on a CPU"}),
+        ({"position": "dape"}, "cuda", "graph of modules", {"lowered": "AdaptedBias has no native form"}),
         (
             {"ffn": Experts(FeedForward(64, "silu", gated=True), 2, TopK(1))},
             "cuda",

@@ -23,16 +23,19 @@ MODELS = {
     "kerple": {"position": "kerple"},
     "kerple, power": {"position": vt.Kerple("power")},
     "fire": {"position": "fire"},
+    "xpos": {"position": "xpos", "kv_heads": 2},
     "softcap": {"attention": vt.GroupedQuery(4, scores=vt.Scores(softcap=5.0)), "position": "t5"},
+    "fox": {"position": "fox", "kv_heads": 2},
+    "fox, window": {"position": "fox", "window": 24},
     "shaw": {"position": "shaw", "kv_heads": 2},
     "shaw, window": {"position": vt.Shaw(max_distance=40), "window": 24},
     "xl": {"position": "xl", "kv_heads": 2},
     "shifted": {"position": "shifted"},
     "cope": {"position": "cope", "kv_heads": 1},
     # without a lowered form: graphs of their modules
-    "fox": {"position": "fox"},
+    "dape": {"position": vt.DAPE(vt.Kerple())},
 }
-MODULES = ("fox",)
+MODULES = ("dape",)
 CHOICES = {
     "greedy": {},
     "temperature": {"temperature": 1.0, "seed": 3},
@@ -116,7 +119,7 @@ def test_logits_in_bfloat16_are_as_near_as_those_of_the_modules(name, rows):
     assert errors[gpu] < 1.5 * errors[modules] < 0.05, errors.values()
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fire", "shaw", "xl", "cope"])
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fire", "xpos", "fox", "shaw", "xl", "cope", "dape"])
 def test_a_text_grows_past_the_first_table_of_blocks(name):
     """A row with more than 64 blocks takes another graph, in the middle of steps that are under way."""
     cpu, gpu = pair(name)
@@ -127,7 +130,7 @@ def test_a_text_grows_past_the_first_table_of_blocks(name):
     assert got[0].stats.paths["graph of modules" if name in MODULES else "graph"] > 200
 
 
-@pytest.mark.parametrize("name", ["rope", "window", "latent", "t5", "fox", "shaw", "xl", "cope"])
+@pytest.mark.parametrize("name", ["rope", "window", "latent", "t5", "xpos", "fox", "shaw", "xl", "cope"])
 def test_batch_invariant_gives_the_same_bits(name):
     _, gpu = pair(name)
     prompts = [*PROMPTS, [(3 * i) % 211 for i in range(700)]]
@@ -136,7 +139,7 @@ def test_batch_invariant_gives_the_same_bits(name):
     assert [answer.logprobs for answer in together] == [answer.logprobs for answer in alone]
 
 
-@pytest.mark.parametrize("name", ["rope", "window", "t5"])
+@pytest.mark.parametrize("name", ["rope", "window", "t5", "xpos", "fox"])
 def test_batch_invariant_rows_in_chunks_that_are_put_back(name):
     """Too few blocks for all, prompts of several chunks, prefixes in common, and who comes while others decode."""
     _, gpu = pair(name)
@@ -160,7 +163,9 @@ def test_batch_invariant_rows_in_chunks_that_are_put_back(name):
     assert engine.stats.reused > 0
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "window", "t5", "kerple", "fire", "shaw", "shaw, window"])
+@pytest.mark.parametrize(
+    "name", ["rope", "alibi", "window", "t5", "kerple", "fire", "xpos", "fox", "shaw", "shaw, window"]
+)
 def test_prompts_run_as_graphs_of_chunks(name):
     """In pieces that fill no bucket, behind a shared prefix, and while others decode."""
     cpu, gpu = pair(name)
@@ -180,7 +185,7 @@ def test_prompts_run_as_graphs_of_chunks(name):
     assert engine.stats.reused > 500
 
 
-@pytest.mark.parametrize("name", ["rope", "t5", "fox"])
+@pytest.mark.parametrize("name", ["rope", "t5", "xpos", "fox"])
 @pytest.mark.parametrize("seed", range(3))
 def test_arrivals_cancellations_and_preemptions(seed, name):
     """Few blocks, so that rows are put back; stops in the middle of what was computed ahead; prefixes shared."""

@@ -20,15 +20,17 @@ from vantage.kernels.gpu import (
     chunk,
     count_gates,
     decode,
+    gate_sums,
     latent,
     packed,
     packed_product,
+    packed_rows,
     product,
     query_table,
 )
 from vantage.kernels.gpu.packed import DeviceBlocks
 from vantage.kernels.gpu.score_bias import COUNTS
-from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, ROW_TABLE, SLOPE, TABLE
+from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, QUERY_AND_KEY, ROW_TABLE, SLOPE, TABLE
 from vantage.kernels.native import Format
 from vantage.model.gpu import gelu
 from vantage.position.gpu import rope
@@ -68,6 +70,10 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
             kinds[name] = "*" + POINTERS[name].replace("T", dtype)
             if name == "sums" and "prefixes" in names:
                 kinds[name] = "*i64"
+            if name == "gates" and "numbers" in names:  # as they are projected
+                kinds[name] = "*" + dtype
+            if name.startswith("bias_") and constants.get("BIAS") == QUERY_AND_KEY.value:  # gates, and where sums are
+                kinds[name] = "*" + dtype if name == "bias_one" else "*i64"
         elif name == "scale" and "grads" in names:  # a number on the device
             kinds[name] = "*fp32"
         else:
@@ -104,6 +110,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     full = dict.fromkeys(plain, True)
     biases = [{"BIAS": form, "BREAKS": 64 * (form == PIECES.value)} for form in DISTANCE_FORMS]
     of_queries = [{"BIAS": form.value, "BREAKS": 0} for form in (ROW_TABLE, COUNTS)]
+    gated = {"BIAS": QUERY_AND_KEY.value, "BREAKS": 0}
     how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent, "INT8": False}
     chunks = {"CHUNK": 1024, "CHUNKS": 128}
     digits = {"BITS": 11, "BINS": 2048}
@@ -115,7 +122,10 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1} | biases[0]),
         *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in (*biases, *of_queries)),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
-        *chunks_of_a_prompt(how, [*biases, of_queries[0]]),
+        (decode.attend, heads | plain | how | {"PAGED": True, "TURN": decode.KEYS_APART + 2} | biases[0]),
+        *((decode.attend, heads | norms | how | {"PAGED": True, "TURN": 0} | gated) for norms in (plain, full)),
+        *((gate_sums.keep, {"H": 8, "GROUP": 4, "TILE": gate_sums.SUMMED, "BLOCK": block}) for block in (0, 16)),
+        *chunks_of_a_prompt(how, [*biases, of_queries[0], gated]),
         *tables_of_queries(how),
         *sums_of_gates(how, heads, plain, full),
         *latents(how, biases),
@@ -131,11 +141,13 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     for format in (Format.Q8_0, Format.Q4_K, Format.Q5_1, Format.Q6_K, Format.Q3_K, Format.IQ4_XS):
         form = DeviceBlocks(torch.empty(0, dtype=torch.uint8), format, 64, 1024).constants
         signed = form["LOW"] == 8 or form["TABLE"]
+        rows = {"BIAS": True, "ADD": True, "TILE": 32, "SPLITS": 2, "ROWS": 16, "LANES": 64, "PRECISION": precision}
         row = {"NORM": True, "BIAS": True, "ADD": True, "TILE": 64, "PARTS_OF_ROW": 4, "ASM": True, "SIGNED": signed}
         row["DEPENDENT"] = dependent
         cases += [
             (packed_product.product, form | row | {"STAGES": 2, "SPLITS": 1}),
             (packed_product.product, form | row | {"STAGES": 1, "SPLITS": 3}),
+            (packed_rows.product, form | rows),
             (packed.unpack, form | {"GATHER": True, "ROWS": 1, "TILE": 1024}),
         ]
     cases.append(

@@ -59,7 +59,7 @@ def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int, s
     assert float((out - want).abs().max()) < 2e-5 * float((weight.double().abs() @ wide.abs()).max())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("Q6")])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("outputs", "count", "rows_", "splits"), [(40, 2, 2, 1), (150, 3, 5, 1), (70, 5, 16, 3)])
 def test_a_product_of_several_rows_with_blocks(kind: str, outputs: int, count: int, rows_: int, splits: int):
     from vantage.kernels.gpu.packed_rows import OUTPUTS, RowsTile, RowSums, multiply, takes

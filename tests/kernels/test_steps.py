@@ -59,13 +59,16 @@ def test_a_norm_of_many_rows(centred):
     assert error(out, want) < 1e-5
 
 
-# heads, key/value heads, width, tokens held, window, softcap, form of the bias, pairing (0: none), norms of heads
+# heads, key/value heads, width, tokens held, window, softcap, form of the bias, pairing (0: none; 5 and 6: keys by
+# tables of their own), norms of heads
 ATTENTION = [
     (4, 2, 16, 37, 0, None, None, 1, False),
     (4, 4, 24, 5, 0, 2.0, "slopes", 0, True),
     (8, 1, 32, 150, 50, None, None, 2, True),
     (4, 2, 16, 0, 0, None, None, 1, False),
     (6, 2, 16, 70, 20, None, "table", 0, False),
+    (4, 2, 16, 37, 0, None, None, 5, True),
+    (4, 1, 32, 9, 0, None, None, 6, False),
     *((6, 2, 16, 70, 0, None, name, 1, False) for name in forms(1)),
 ]
 
@@ -101,6 +104,7 @@ def test_attention_of_a_new_token(case, paged, dtype):
     lengths = torch.tensor(held, dtype=torch.int32, device=DEVICE)
     rows = decode.RowState(lengths, lengths.clone(), torch.zeros_like(lengths), table, block if paged else 0)
     work = decode.Workspace.make(2, splits, H, G, D, torch.device(DEVICE))
+    apart, pairing = divmod(pairing, decode.KEYS_APART)
     turned = D // 2 if pairing == 2 else D
     angle = torch.arange(n + 1).double()[:, None] * 10000.0 ** (-torch.arange(0, turned, 2).double() / turned)
     cos, sin = angle.cos(), angle.sin()
@@ -108,6 +112,8 @@ def test_attention_of_a_new_token(case, paged, dtype):
         cos, sin = torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)
     else:
         cos, sin = cos.repeat_interleave(2, 1), torch.stack([-sin, sin], -1).flatten(1)
+    if apart:  # keys go the other way, and are twice as large
+        cos, sin = torch.cat([cos, 2 * cos], 1), torch.cat([sin, -2 * sin], 1)
     cos, sin = (t.float().to(DEVICE).contiguous() for t in (cos, sin))
     gain = normal(D, dtype=dtype)
     bias = None if form is None else forms(H)[form]
@@ -119,10 +125,10 @@ def test_attention_of_a_new_token(case, paged, dtype):
     decode.decode(
         qkv, out, stores, 0, rows, work, heads=H, kv_heads=G, key_dim=D, value_dim=D, scale=D**-0.5, softcap=softcap,
         window=window, bias=on_device, sinks=sinks, q_norm=head_norm, k_norm=head_norm, keys=32, least=32,
-        rotation=decode.RopeTables(cos, sin, turned, pairing) if pairing else None,
+        rotation=decode.RopeTables(cos, sin, turned, pairing, bool(apart)) if pairing else None,
     )  # fmt: skip
 
-    def prepared(x: Tensor, m: int) -> Tensor:
+    def prepared(x: Tensor, m: int, side: int) -> Tensor:
         if normed:
             x = x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 1e-6) * gain.double()
         if pairing:
@@ -130,12 +136,13 @@ def test_attention_of_a_new_token(case, paged, dtype):
             swapped = front.roll(turned // 2, -1)
             if pairing == 2:
                 swapped = front.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-            x = torch.cat([front * cos[m].double() + swapped * sin[m].double(), x[:, turned:]], 1)
+            c, s = (table[m].double().view(-1, turned)[side * apart] for table in (cos, sin))
+            x = torch.cat([front * c + swapped * s, x[:, turned:]], 1)
         return x
 
     for b, m in enumerate(held):
         q, new_k, new_v = qkv[b].double().view(-1, D).split((H, G, G))
-        q, new_k = prepared(q, m), prepared(new_k, m)
+        q, new_k = prepared(q, m, 0), prepared(new_k, m, 1)
         here = torch.tensor([m], device=DEVICE)
         assert error(at(k, b, here)[:, 0], new_k) < LIMIT[dtype]
         assert torch.equal(at(v, b, here)[:, 0].double(), new_v)

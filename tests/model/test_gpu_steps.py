@@ -9,6 +9,7 @@ import torch
 import vantage as vt
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.cache import ModelCache
+from vantage.errors import BadInput
 from vantage.model.packed import quantise
 from vantage.model.streamed import stream_layers
 from vantage.spec.native import CannotLower
@@ -36,6 +37,10 @@ MODELS = {
         "position": vt.Shaw(max_distance=6),
         "window": 9,
     },
+    "xpos": {"position": vt.XPos(scale_base=16)},
+    "xpos in halves, window": {"position": vt.XPos(scale_base=16, pairing="halves"), "window": 4, "kv_heads": 1},
+    "fox": {"position": vt.Forgetting(bias=0.0), "kv_heads": 1},
+    "fox, window": {"position": vt.Forgetting(bias=0.0), "window": 4},
 }
 NO_CHUNKS = {
     "xl": {"position": "xl", "kv_heads": 1},
@@ -122,10 +127,11 @@ def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind
     torch.testing.assert_close(logits[0, -1], last_logits(model, [*tokens, 5]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["rope", "xpos", "fox"])
 @torch.inference_mode()
-def test_chunks_after_a_shared_prefix():
+def test_chunks_after_a_shared_prefix(name):
     """A row that goes on from another's blocks writes into copies of those that are not full."""
-    model = built(**MODELS["rope"])
+    model = built(**MODELS[name])
     steps = steps_of(model)
     prefix, rests = [3, 1, 4, 1, 5, 9], [[2, 6, 5], [3, 5, 8, 9, 7]]
     base = rows_of(model, [[*prefix, 0]])[0]
@@ -138,6 +144,26 @@ def test_chunks_after_a_shared_prefix():
         cache.commit()
         want = model.hidden(torch.tensor([[*prefix, *rest]], device=DEVICE))[:, len(prefix) :]
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["xpos", "fox"])
+@torch.inference_mode()
+def test_steps_of_forks_and_modules_go_on_from_one_prefix(name):
+    """Steps write into copies of blocks that are not full, what is taken back is gone, and modules read the rest."""
+    model = built(**MODELS[name])
+    steps, prefix = steps_of(model), [3, 1, 4, 1, 5, 9]
+    base = rows_of(model, [prefix])[0]
+    caches, texts = [base.fork() for _ in range(2)], [[*prefix[:-1], 2], [*prefix[:-1], 8]]
+    for tokens in steps.ahead([2, 8], caches, 3, [GREEDY] * 2).read().tokens:
+        for text, token in zip(texts, tokens, strict=True):
+            assert token == int(last_logits(model, text).argmax())
+            text.append(token)
+    caches[0].crop(6)
+    rest = [[7, 7, 6], [5]]
+    for cache, text, more in zip(caches, (texts[0][:6], texts[1][:8]), rest, strict=True):
+        logits = model(torch.tensor([more], device=DEVICE), cache=cache)[0, -1]
+        torch.testing.assert_close(logits, last_logits(model, [*text, *more]), rtol=1e-4, atol=1e-5)
+    assert steps.ahead([prefix[-1]], [base], 1, [GREEDY]).read().tokens == [[int(last_logits(model, prefix).argmax())]]
 
 
 @torch.inference_mode()
@@ -175,7 +201,7 @@ def test_weights_in_blocks(bits, name):
             torch.testing.assert_close(row[0], last_logits(model, prompt), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["rope", "window", "shaw", "xl", "cope"])
+@pytest.mark.parametrize("name", ["rope", "window", "shaw", "xl", "cope", "xpos", "fox", "fox, window"])
 @torch.inference_mode()
 def test_steps_ahead_are_greedy_decoding(name):
     """Also from tokens that only the device knows, and after a crop."""
@@ -217,7 +243,7 @@ def test_the_same_bits_alone_and_after_another_cache():
     assert steps.ahead([prompt[-1]], [contiguous], 3, [GREEDY]).read().tokens == results[0].tokens
 
 
-@pytest.mark.parametrize("name", ["rope", "t5, window", "shaw"])
+@pytest.mark.parametrize("name", ["rope", "t5, window", "shaw", "xpos", "fox"])
 @pytest.mark.parametrize("kind", ["paged", "quantised", "static"])
 @torch.inference_mode()
 def test_keys_and_values_in_8_bits(kind, name, monkeypatch):
@@ -264,12 +290,28 @@ def test_what_it_cannot_take_changes_nothing():
     assert full.tokens == (59,)
 
 
+@torch.inference_mode()
+def test_steps_end_where_the_factors_of_a_rotation_leave_their_range():
+    """The last position is a step like any other, with tables that end there; what lies beyond is refused in words."""
+    model = built(position=vt.XPos(scale_base=0.5))
+    last = vt.XPos(scale_base=0.5).last_position(torch.float32)
+    text, steps = [(5 * i) % 61 for i in range(last)], steps_of(model)
+    cache = rows_of(model, [text])[0]
+    [[token], [other]] = steps.ahead([text[-1]], [cache], 2, [GREEDY]).read().tokens
+    assert token == int(last_logits(model, text).argmax())
+    assert other == int(last_logits(model, [*text, token]).argmax())
+    assert steps.ahead([other], [cache], 1, [GREEDY]) is None
+    assert cache.tokens == (last + 1,)
+    with pytest.raises(BadInput, match=f"position {last + 1} is past {last}"):
+        model(torch.tensor([[other]], device=DEVICE), cache=cache)
+
+
 def test_what_has_no_form_on_a_gpu_is_named():
     from vantage.model.lowered.gpu_program import lower_for_gpu
 
     with pytest.raises(CannotLower, match=" has no native form"):
-        lower_for_gpu(built(position="fox"))
-    assert steps_of(built(position="fox")).modules.why == "ForgetGate has no native form"
+        lower_for_gpu(built(position=vt.DAPE(vt.Kerple())))
+    assert steps_of(built(position=vt.DAPE(vt.Kerple()))).modules.why == "AdaptedBias has no native form"
     latents = vt.decoder(
         vocab=61, width=32, layers=1, attention=vt.Latent(4, **LATENT | {"rope_dim": 0}), position="shaw"
     )
@@ -294,8 +336,7 @@ def test_biases_of_queries_are_for_a_gpu_alone(position, why):
 
 
 PARTS = {
-    "fox": {"position": "fox"},
-    "xpos": {"position": "xpos"},
+    "dape": {"position": vt.DAPE(vt.Kerple())},
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
 LATENTS = {
@@ -307,6 +348,7 @@ LATENTS = {
     "alibi": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "alibi"},
     "t5": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "t5"},
     "fire": {"attention": vt.Latent(2, **{**LATENT, "rope_dim": 0}), "position": "fire"},
+    "xpos": {"attention": vt.Latent(2, **LATENT), "position": vt.XPos(scale_base=16)},
 }
 
 
@@ -371,7 +413,7 @@ def test_fewer_latents_at_a_time_where_a_processor_has_less_memory():
 @torch.inference_mode()
 def test_modules_run_ahead_while_their_pool_grows():
     """A pool whose buffers become others; and rows that end, whose places a bucket of rows must not write."""
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     prompts = [[1, 2, 3, 4, 5], [9, 8], [7, 7, 7]]
     base = model.new_cache(1, kind="paged", block=4)
@@ -395,7 +437,7 @@ def test_modules_run_ahead_while_their_pool_grows():
 
 @torch.inference_mode()
 def test_a_static_cache_under_graphs_of_modules():
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     tokens = torch.randint(61, (2, 9), device=DEVICE)
     cache = model.new_cache(2, kind="static", capacity=40)
@@ -425,7 +467,7 @@ def test_what_makes_no_graph_is_named():
 
 @torch.inference_mode()
 def test_graphs_go_with_the_pool_they_read():
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     for _ in range(3):
         caches = rows_of(model, [[1, 2, 3]])

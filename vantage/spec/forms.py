@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.spec.parts import Dense, Pointwise, ValueBias
@@ -205,6 +205,21 @@ class QueryCounts:
     """q_i·vectors at the count of ``CountTable``, for queries as they are projected: CoPE, whatever the queries are."""
 
     vectors: Tensor  # (P, d)
+
+
+@dataclass(frozen=True, eq=False)
+class GateSums:
+    """F at the query less F at the key, where F is the sum of ln σ(gate) over a row up to a token: FoX. The sums are
+    kept as a stream beside keys and values."""
+
+    gate: nn.Module  # from what goes into the attention to a number for each head
+
+
+@runtime_checkable
+class HasGateSums(Protocol):
+    """The module of a score bias that is such a difference."""
+
+    def gate_sums(self) -> GateSums: ...
 
 
 # of a query and a key, only where they stand

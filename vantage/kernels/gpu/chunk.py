@@ -17,7 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, in_8_bits, rotated
+from vantage.kernels.gpu.gate_sums import keep_chunk, kept_sums, with_group_sums
 from vantage.kernels.gpu.score_bias import DeviceBias, bias_row, form_constants, head_numbers, scored
+from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_band_of_values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -76,7 +78,7 @@ def place(
     d = tl.arange(0, D_TILE)[None, :]
     inside = (i < new)[:, None] & (d < D)
     row = i.to(tl.int64)[:, None] * ((H + G) * D + G * E)
-    angle = (tl.load(pos) + i).to(tl.int64)[:, None] * turned
+    angle = (tl.load(pos) + i).to(tl.int64)[:, None] * (turned * (1 + TURN // 4))
     angle = tl.where((i < new)[:, None], angle, 0)  # the tables may end before the bucket does
     size = tl.zeros((TOKENS, 1), tl.float32)
     if head < H:
@@ -85,10 +87,11 @@ def place(
             raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
             size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
         q = rotated(qkv, at, d, inside, cos + angle, sin + angle, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
-                    TURN)  # fmt: skip
+                    TURN % 4)  # fmt: skip
         tl.store(queries + i.to(tl.int64)[:, None] * (H * D) + head * D + d, q.to(TYPE), mask=inside)
     else:
         g = head - H
+        angle += turned * (TURN // 4)
         e = tl.arange(0, E_TILE)[None, :]
         k_base, v_base, k_scales, v_scales = _kept(stores + layer * 8, g, D, E, TYPE, INT8)
         missing = 0
@@ -100,7 +103,7 @@ def place(
             raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
             size = tl.rsqrt(tl.sum(raw * raw, 1) / D + k_eps)[:, None]
         k = rotated(qkv, at, d, inside, cos + angle, sin + angle, k_gain, size, k_offset, D, turned, K_NORM, K_GAIN,
-                    TURN).to(TYPE)  # fmt: skip
+                    TURN % 4).to(TYPE)  # fmt: skip
         kept = (i < new)[:, None] & (e < E)
         v = tl.load(qkv + row + (H + G) * D + g * E + e, mask=kept, other=0.0).to(TYPE)
         if INT8:
@@ -115,11 +118,11 @@ def place(
 @triton.jit
 def _over_keys(
     q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, end, last, seen, h, mine, bias_a, bias_b,
-    bias_one, bias_two, bias_width, scale, cap, window, values, value_width,
+    bias_one, bias_two, bias_width, scale, cap, window, origin, values, value_width,
     D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, KEYS: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr, STAGES: tl.constexpr,
-    VALUES: tl.constexpr,
+    GROUP: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """What the queries make of the keys from start to end. ``seen``: the last that each of them sees; ``last``: the
     end of what is written. Not MASKED: all of them see all of these, and none is near."""
@@ -143,6 +146,9 @@ def _over_keys(
             s, seen[:, None] - j[None, :], first_seen - begin - (KEYS - 1), h, mine, bias_a, bias_b, bias_one, bias_two,
             bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
         )  # fmt: skip
+        if BIAS == QUERY_AND_KEY:
+            known = (j < last)[None, :]
+            s = with_group_sums(s, bias_a, origin, bias_b, tl.trans(slot), h % GROUP, known, PRECISION, GROUP)
         if MASKED:
             sees = j[None, :] <= seen[:, None]
             if WINDOW:
@@ -234,6 +240,15 @@ def attend(
     bias_h = bias_row(i, h, H, BIAS)[:, None]
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, bias_h, at, mine[:, None], BIAS)
     seen = n + i
+    origin = 0.0
+    if BIAS == QUERY_AND_KEY:  # the sums of the new tokens are kept already
+        bias_b = kept_sums(bias_two, 0, g, GROUP)
+        begun = _slots(blocks, n + first, first < new, BLOCK) * GROUP
+        own = _slots(blocks, seen, i < new, BLOCK) * GROUP + r % HEADS
+        bias_a = tl.load(bias_b + own, mask=mine, other=0.0) - tl.load(bias_b + begun + r % HEADS, mask=mine, other=0.0)
+        bias_a = bias_a[:, None]
+        head = tl.arange(0, HEADS if HEADS > 16 else 16)  # the matrix units take no fewer
+        origin = tl.load(bias_b + begun + head, mask=head < GROUP, other=0.0)[:, None]
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, E_TILE), tl.float32)
@@ -245,13 +260,14 @@ def attend(
         whole = start + tl.maximum(tl.minimum(end, n + first + 1 - near) - start, 0) // KEYS * KEYS
         m, total, acc = _over_keys(
             q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, whole, last, seen, bias_h,
-            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, values, value_width, D,
-            E, D_TILE, E_TILE, KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, VALUES,
+            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, origin, values,
+            value_width, D, E, D_TILE, E_TILE, KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE,
+            INT8, STAGES, GROUP, VALUES,
         )  # fmt: skip
     m, total, acc = _over_keys(
         q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, whole, end, end, seen, bias_h, mine[:, None],
-        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, values, value_width, D, E, D_TILE, E_TILE,
-        KEYS, BLOCK, True, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, VALUES,
+        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, origin, values, value_width, D, E, D_TILE,
+        E_TILE, KEYS, BLOCK, True, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP, VALUES,
     )  # fmt: skip
     if active > 1:
         first_at = i * H + h
@@ -364,10 +380,12 @@ def attend_chunk(
     first[(triton.cdiv(tokens, PLACED), heads + kv_heads)](
         qkv, queries, stores, at.held, at.count, at.pos, at.gone, at.table, cos, sin,
         nothing if q_gain is None else q_gain, nothing if k_gain is None else k_gain, layer, q_eps, q_offset, k_eps,
-        k_offset, turned, TOKENS=PLACED, TURN=NO_TURN if rotation is None else rotation.pairing,
+        k_offset, turned, TOKENS=PLACED, TURN=NO_TURN if rotation is None else rotation.turn,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         num_warps=4, **sizes,
     )  # fmt: skip
+    if bias is not None and bias.form == QUERY_AND_KEY.value:
+        keep_chunk(bias, at, heads, kv_heads)
     tile = tile or tile_for(tokens, heads, kv_heads, max(key_dim, value_dim), qkv.dtype)
     group = triton.next_power_of_2(heads // kv_heads)
     second: Launch = attend

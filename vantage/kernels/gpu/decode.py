@@ -18,8 +18,19 @@ from torch import Tensor
 
 from vantage.kernels.gpu.count_bias import counted, later_gates
 from vantage.kernels.gpu.count_tiles import by_count as number_by_count
+from vantage.kernels.gpu.gate_sums import kept_sums, log_sigmoid, sum_before, with_sums
 from vantage.kernels.gpu.row_shares import ask, blocks_of, share_of, slots_of
-from vantage.kernels.gpu.score_bias import COUNTS, DeviceBias, bias_row, form_constants, head_numbers, scored
+from vantage.kernels.gpu.score_bias import (
+    COUNTS,
+    DeviceBias,
+    bias_row,
+    first_line,
+    form_constants,
+    head_numbers,
+    scored,
+    with_line,
+)
+from vantage.kernels.gpu.tiles import PIECES, QUERY_AND_KEY
 from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_near_values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -27,16 +38,24 @@ LOG2E = 1.4426950408889634
 FEWEST_SPLITS = 4  # of up to 64 rows
 ADDRESS = 8  # numbers that say where a layer's keys and values are: see ``store_numbers``
 NO_TURN, HALVES, ADJACENT = 0, 1, 2
+KEYS_APART = 4  # more, where keys are turned by tables of their own
 
 
 @dataclass(frozen=True)
 class RopeTables:
-    """RoPE by tables (positions, turned) of cosines and signed sines."""
+    """RoPE by tables (positions, turned) of cosines and signed sines; ``keys_apart``: (positions, 2, turned), those of
+    queries and behind them those of keys."""
 
     cos: Tensor
     sin: Tensor
     turned: int
     pairing: int
+    keys_apart: bool = False
+
+    @property
+    def turn(self) -> int:
+        """What a kernel is compiled for."""
+        return self.pairing + KEYS_APART * self.keys_apart
 
 
 @dataclass(frozen=True)
@@ -169,7 +188,8 @@ def attend(
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = H // G
     n = tl.load(held + b)
-    place = tl.load(pos + b).to(tl.int64) * turned
+    place = tl.load(pos + b).to(tl.int64) * (turned * (1 + TURN // 4))
+    key_place = place + turned * (TURN // 4)
     numbers = stores + layer * 8
     KEPT: tl.constexpr = tl.int8 if INT8 else TYPE
     k_from = b * tl.load(numbers + 2) + g * tl.load(numbers + 3)
@@ -182,6 +202,11 @@ def attend(
     start, end, active = share_of(n, split, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
+    r = tl.arange(0, GROUP_TILE)
+    h = g * GROUP + r
+    mine = r < GROUP
+    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES else BIAS  # what needs no more than a score's own numbers
+    slope, level, bends, change = first_line(bias_one, bias_two, bias_width, h[:, None], mine[:, None], BIAS, BREAKS)
     if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
         asked = tl.minimum(start + tl.arange(0, LEAST), tl.maximum(end - 1, start)).to(tl.int64)
         if PAGED:
@@ -191,11 +216,8 @@ def attend(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
-    r = tl.arange(0, GROUP_TILE)
-    h = g * GROUP + r
     d = tl.arange(0, D_TILE)
     e = tl.arange(0, E_TILE)
-    mine = r < GROUP
     row = b.to(tl.int64) * qkv_stride
     inside = mine[:, None] & (d < D)[None, :]
     q_at = row + h[:, None] * D
@@ -205,10 +227,16 @@ def attend(
         size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
     q = rotated(
         qkv, q_at, d[None, :], inside, cos + place, sin + place, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
-        TURN,
+        TURN % 4,
     ).to(TYPE)  # fmt: skip
     bias_h = bias_row(b, h[:, None], H, BIAS)
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, bias_h, tl.load(pos + b), mine[:, None], BIAS)
+    kept_to = 0
+    sum_now = tl.zeros((GROUP_TILE,), tl.float32)
+    if BIAS == QUERY_AND_KEY:
+        kept_to = kept_sums(bias_two, b, g, GROUP)
+        sum_now = sum_before(kept_to, blocks, gone + b, n, block, r, mine, PAGED, GROUP)
+        sum_now += log_sigmoid(tl.load(bias_one + b.to(tl.int64) * H + h, mask=mine, other=0.0).to(tl.float32))
 
     m = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_TILE,), tl.float32)
@@ -234,10 +262,15 @@ def attend(
             by_count, carry = counted(s, valid, carry, bias_a, bias_h, mine, bias_one, bias_width, scale)
         s = scored(
             s, (n - j)[None, :], n - begin - (KEYS - 1), bias_h, mine[:, None], bias_a, bias_b, bias_one, bias_two,
-            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+            bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
         if BIAS == COUNTS:
             s += by_count * 1.4426950408889634
+        if BIAS == PIECES:
+            s = with_line(s, (n - j)[None, :], bias_a, bias_b, slope, level, bends, change, PRECISION)
+        if BIAS == QUERY_AND_KEY:
+            known = mine[:, None] & valid[None, :]
+            s = with_sums(s, sum_now[:, None], kept_to, slot[None, :], r[:, None], known, GROUP)
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
@@ -263,8 +296,9 @@ def attend(
             new_raw = tl.load(qkv + k_at + d, mask=d < D, other=0.0).to(tl.float32)
             new_size = tl.rsqrt(tl.sum(new_raw * new_raw, 0) / D + k_eps)
         new_k = rotated(
-            qkv, k_at, d, d < D, cos + place, sin + place, k_gain, new_size, k_offset, D, turned, K_NORM, K_GAIN, TURN
-        ).to(TYPE)
+            qkv, k_at, d, d < D, cos + key_place, sin + key_place, k_gain, new_size, k_offset, D, turned, K_NORM,
+            K_GAIN, TURN % 4,
+        ).to(TYPE)  # fmt: skip
         new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
         if INT8:  # what is seen is what is kept
             codes, k_scale = in_8_bits(new_k.to(tl.float32), 0)
@@ -278,11 +312,15 @@ def attend(
         else:
             tl.store(k_base + new_slot * D + d, new_k, mask=d < D)
             tl.store(v_base + new_slot * E + e, new_v, mask=e < E)
+        if BIAS == QUERY_AND_KEY:
+            tl.store(kept_to + new_slot * GROUP + r, sum_now, mask=mine)
         new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)[:, None]
         new_s = scored(
             new_s, tl.zeros((1, 1), tl.int32), 0, bias_h, mine[:, None], bias_a, bias_b, bias_one, bias_two,
-            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+            bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
+        if BIAS == PIECES:
+            new_s += level
         new_s = tl.sum(new_s, 1)
         if BIAS == COUNTS:
             new_bias, _, _, _ = number_by_count(new_count, bias_one, tl.where(mine, tl.sum(bias_h, 1), 0) * bias_width,
@@ -406,7 +444,7 @@ def decode(
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
         AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
-        PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.pairing,
+        PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.turn,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,

@@ -28,6 +28,7 @@ from vantage.spec.rounding import next_power_of_2
 
 COUNTS = tl.constexpr(8)  # behind the forms of ``tiles``
 PIECE_HEADER = tl.constexpr(4)  # numbers of ``two`` before the break points: c, limit, eps
+LEAST_BREAKS = 16  # the matrix units take no fewer; and layers with a few more or less are compiled once
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,13 @@ def from_zero(values_HW: Tensor, first: int) -> Tensor:
 
 
 def _pieces(form: RatioPieces, device: torch.device) -> DeviceBias:
-    one = _float(torch.stack((form.slopes, form.offsets), -1), device)
-    known = len(form.breaks)
-    beyond = form.breaks.new_full((next_power_of_2(known + 1) - 1 - known,), float("inf"))
-    numbers = (form.c.abs(), form.limit, form.c.new_tensor([form.eps, 0.0]), form.breaks, beyond)
+    """No key lies before the first position, so a ratio is at least 0 and at most 1: other pieces are left out."""
+    first, last = (int((form.breaks < end).sum()) for end in (0, 1))
+    breaks = form.breaks[first:last]
+    one = _float(torch.stack((form.slopes, form.offsets), -1)[:, first : last + 1], device)
+    room = max(LEAST_BREAKS, next_power_of_2(len(breaks) + 1)) - 1
+    beyond = breaks.new_full((room - len(breaks),), float("inf"))
+    numbers = (form.c.abs(), form.limit, form.c.new_tensor([form.eps, 0.0]), breaks, beyond)
     return DeviceBias(PIECES.value, one, torch.cat([_float(x, device) for x in numbers]), one.shape[1])
 
 
@@ -121,22 +125,40 @@ def head_numbers(one, two, width, h, at, mine, FORM: tl.constexpr):
 
 
 @triton.jit
-def _with_pieces(s, ratio, h, mine, one, two, width, BREAKS: tl.constexpr):
-    """Scores with a function in pieces of ratios that heads share: each is looked up."""
-    piece = (ratio * 0.0).to(tl.int32)
-    for level in tl.static_range(1, 32):  # how many break points lie below: by halves
-        half = BREAKS >> level
-        if half > 0:
-            below = tl.load(two + PIECE_HEADER + piece + (half - 1)) < ratio
-            piece += tl.where(below, half, 0)
-    place = one + (h * width + piece) * 2
-    return s + tl.load(place, mask=mine, other=0.0) * ratio + tl.load(place + 1, mask=mine, other=0.0)
+def first_line(one, two, width, h, mine, FORM: tl.constexpr, BREAKS: tl.constexpr):
+    """A function in pieces of a ratio, in units of log2, as the slope and offset of its first piece, and where (BREAKS,
+    1) and by how much (…, BREAKS) the slope changes after it; nothing for other forms. Read before the loop over
+    keys."""
+    slope = 0.0
+    offset = 0.0
+    at = 0.0
+    change = 0.0
+    if FORM == PIECES:
+        k = tl.arange(0, BREAKS)
+        line = one + h * (2 * width)
+        there = mine & (k + 1 < width)[None, :]
+        change = tl.load(line + 2 * k[None, :] + 2, mask=there, other=0.0)
+        change = (change - tl.load(line + 2 * k[None, :], mask=there, other=0.0)) * LOG2E
+        at = tl.load(two + PIECE_HEADER + k, mask=k < BREAKS - 1, other=float("inf"))[:, None]
+        slope = tl.load(line, mask=mine, other=0.0) * LOG2E
+        offset = tl.load(line + 1, mask=mine, other=0.0) * LOG2E
+    return slope, offset, at, change
+
+
+@triton.jit
+def with_line(s, distance, a, b, slope, offset, at, change, PRECISION: tl.constexpr):
+    """Scores, in units of log2, with a function in pieces of the ratios of keys, which all rows share. Every change of
+    slope is a hidden unit of a small network, so that a product of matrices adds it up. Looking up the piece of each
+    ratio would be a chain of loads within the loop over keys, which must then wait for each other's memory."""
+    ratio = tl.math.log2(1.0 + b * tl.maximum(distance, 0).to(tl.float32)) * a
+    return tl.dot(change, tl.maximum(ratio - at, 0.0), s + (slope * ratio + offset), input_precision=PRECISION)
 
 
 @triton.jit
 def _with_hinges(s, ratio, h, mine, one, two, width, BREAKS: tl.constexpr):
-    """The same of a tile of ratios, which mostly stay in one piece or two: the piece of the lowest, and a hinge for
-    each break point up to the highest. Looking each of them up would take longer than the products."""
+    """Scores with a function in pieces of a tile of ratios, which mostly stay in one piece or two: the piece of the
+    lowest, and a hinge for each break point up to the highest. Looking each of them up would take longer than the
+    products."""
     k = tl.arange(0, BREAKS)
     breaks = tl.load(two + PIECE_HEADER + k, mask=k < BREAKS - 1, other=float("inf"))
     first = tl.sum((breaks < tl.min(ratio)).to(tl.int32))
@@ -172,10 +194,7 @@ def biased(s, distance, nearest, h, mine, a, b, one, two, width, FORM: tl.conste
             s += a
     elif FORM == PIECES:
         ratio = tl.math.log2(1.0 + b * distance.to(tl.float32)) * a
-        if distance.shape[0] == 1:
-            s = _with_pieces(s, ratio, h, mine, one, two, width, BREAKS)
-        else:
-            s = _with_hinges(s, ratio, h, mine, one, two, width, BREAKS)
+        s = _with_hinges(s, ratio, h, mine, one, two, width, BREAKS)
     return s
 
 

@@ -17,7 +17,7 @@ from vantage.model.feed_forward import ACTIVATIONS
 from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear, gpu_reads
-from vantage.spec.forms import QueryCounts, QueryDistances, QueryForm
+from vantage.spec.forms import GateSums, QueryCounts, QueryDistances, QueryForm
 from vantage.spec.native import (
     AngleTables,
     CannotLower,
@@ -25,6 +25,7 @@ from vantage.spec.native import (
     LatentForm,
     NormForm,
     ScoreForm,
+    fewest_positions,
     no_native_form,
 )
 from vantage.spec.parts import Shape
@@ -87,6 +88,7 @@ class Turn:
     tables: AngleTables
     turned: int
     adjacent: bool
+    key_tables: AngleTables | None = None  # where keys have tables of their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +102,7 @@ class AttendStep:
     q_norm: NormForm | None
     k_norm: NormForm | None
     q_shift: Tensor | None = None  # (heads, key_dim): what its queries have got beside what is projected
+    gates: int | None = None  # the buffer of what goes into the gates that are summed up
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +139,7 @@ class GpuProgram(ProgramBuffers):
     learned: list[Tensor] = field(default_factory=list)  # what numbers of its steps were made of
     hidden: int = 0  # the buffer of what goes into the head
     body_steps: int = 0  # those before the head's
+    max_positions: int | None = None  # that its rotations have
     # by the buffer and column of the heads, until they attend
     _turns: dict[tuple[int, int], Turn] = field(default_factory=dict)
     _norms: dict[tuple[int, int], NormForm] = field(default_factory=dict)
@@ -212,6 +216,7 @@ class GpuProgram(ProgramBuffers):
         if at in self._turns:
             raise CannotLower("two rotations of one head have no form on a GPU")
         self._turns[at] = Turn(tables, turned, adjacent)
+        self.max_positions = fewest_positions(self.max_positions, tables, self.dtype)
 
     def shift(self, offset: Tensor, heads: HeadColumns) -> None:
         """Where heads are projected: a bias of that product."""
@@ -235,7 +240,7 @@ class GpuProgram(ProgramBuffers):
                 self.learned += [] if step.bias is None else [step.bias]
                 self.steps[i] = replace(step, bias=whole)
 
-    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm, gates: int | None = None) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         columns = (0, shape.heads * shape.key_dim)
@@ -247,7 +252,8 @@ class GpuProgram(ProgramBuffers):
         self._hold(scores.sinks)
         self.learned += scores.learned
         attended = self.buffer("attended", shape.heads * shape.value_dim)
-        self.steps.append(AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm, q_shift))
+        step = AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm, q_shift, gates)
+        self.steps.append(step)
         return attended
 
     def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
@@ -258,6 +264,8 @@ class GpuProgram(ProgramBuffers):
             raise CannotLower("a bias that is made of queries, or one of values, has no form for latents on a GPU")
         if norm.centred or norm.bias is not None or self._norms:
             raise CannotLower(f"{type(form.norm).__name__} of a latent, or norms of its heads, have no form on a GPU")
+        if isinstance(scores.bias, GateSums):
+            raise CannotLower("sums of gates beside latents have no form on a GPU")
         turn = self._turn_of((q, sizes.nope), (kv, sizes.rank))
         self._hold(scores.sinks, norm.weight, form.k_up, form.v_up)
         self.learned += scores.learned
@@ -268,11 +276,11 @@ class GpuProgram(ProgramBuffers):
     def _turn_of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Turn | None:
         """The rotation that both have."""
         q_turn, k_turn = (self._turns.pop(at, None) for at in (queries, keys))
-        if (q_turn is None) != (k_turn is None) or (
-            q_turn is not None and k_turn is not None and q_turn.tables is not k_turn.tables
-        ):
-            raise CannotLower("queries and keys that are turned differently have no form on a GPU")
-        return q_turn
+        if q_turn is None and k_turn is None:
+            return None
+        if q_turn is None or k_turn is None or (q_turn.turned, q_turn.adjacent) != (k_turn.turned, k_turn.adjacent):
+            raise CannotLower("queries and keys that are turned by different pairs have no form on a GPU")
+        return q_turn if q_turn.tables is k_turn.tables else replace(q_turn, key_tables=k_turn.tables)
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
         if function not in FUNCTIONS:
@@ -344,6 +352,8 @@ def _reads(step: GpuStep) -> tuple[int, ...]:
         return step.a, step.b
     if isinstance(step, LatentStep):
         return step.src, step.queries
+    if isinstance(step, AttendStep) and step.gates is not None:
+        return step.src, step.gates
     if isinstance(step, ScaleStep) or (isinstance(step, LinearStep) and step.add):
         return (step.dst, *((step.src,) if isinstance(step, LinearStep) else ()))
     return (step.src,)

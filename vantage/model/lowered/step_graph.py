@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, count_gates, decode, latent, packed, packed_product, product
+from vantage.kernels.gpu import choose, count_gates, decode, gate_sums, latent, packed, packed_product, product
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
@@ -113,6 +113,7 @@ class StepGraph:
         settings, uniforms = floats[: 3 * rows].view(rows, 3), floats[3 * rows :].view(MAX_AHEAD, rows)
         self._choices = choose.Choices.over(settings, top_k, uniforms, taken)
         self._stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
+        self._streams = torch.zeros((len(program.attentions), gate_sums.STREAM), dtype=torch.int64, device=device)
         self._numbers: np.ndarray | None = None
         self._buffers = [torch.zeros((rows, width), dtype=program.dtype, device=device) for width in program.widths]
         self.logits = torch.zeros((rows, self._model.spec.vocab), dtype=torch.float32, device=device)
@@ -141,7 +142,7 @@ class StepGraph:
         self._row_sums = sums_for(program.steps, rows, device)
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
-        self._biases = [bias_of(step, device) for step in program.attentions]
+        self._biases = [bias_of(step, self._buffers, self._streams) for step in program.attentions]
         self._values = [values_of(step, device) for step in program.attentions]
         self._counts = count_biases(program, rows, lambda step: self._workspace(step).sums.shape[1], device)
 
@@ -192,7 +193,8 @@ class StepGraph:
             self._copied = torch.cuda.Event()
             self._copied.record()
         if stores is not self._numbers:
-            self._stores.copy_(torch.from_numpy(stores))
+            self._stores.copy_(torch.from_numpy(stores[:, : decode.ADDRESS]))
+            self._streams.copy_(torch.from_numpy(stores[:, decode.ADDRESS :]))
             self._numbers = stores
 
     def _set_choices(self, choices: Sequence[RowChoice], steps: int) -> None:
