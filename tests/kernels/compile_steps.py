@@ -29,14 +29,15 @@ from vantage.kernels.gpu import (
     query_table,
 )
 from vantage.kernels.gpu.packed import DeviceBlocks
-from vantage.kernels.gpu.score_bias import COUNTS
+from vantage.kernels.gpu.score_bias import COUNTS, PIECES_AS_PRODUCT
 from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, QUERY_AND_KEY, ROW_TABLE, SLOPE, TABLE
 from vantage.kernels.native import Format
 from vantage.model.gpu import gelu
 from vantage.position.gpu import rope
 from vantage.training import cross_entropy
 
-DISTANCE_FORMS = [form.value for form in (NONE, SLOPE, LOG, POWER, TABLE, PIECES)]  # of biases over a cache
+IN_PIECES = (PIECES.value, PIECES_AS_PRODUCT.value)
+DISTANCE_FORMS = [*(form.value for form in (NONE, SLOPE, LOG, POWER, TABLE)), *IN_PIECES]  # of biases over a cache
 CAPABILITIES = (80, 89, 90, 100, 120)
 POINTERS = {
     "x": "T", "w": "T", "bias": "T", "gain": "T", "out": "T", "qkv": "T", "stores": "i64", "held": "i32", "pos": "i32",
@@ -108,7 +109,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     }
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
-    biases = [{"BIAS": form, "BREAKS": 64 * (form == PIECES.value)} for form in DISTANCE_FORMS]
+    biases = [{"BIAS": form, "BREAKS": 64 * (form in IN_PIECES)} for form in DISTANCE_FORMS]
     of_queries = [{"BIAS": form.value, "BREAKS": 0} for form in (ROW_TABLE, COUNTS)]
     gated = {"BIAS": QUERY_AND_KEY.value, "BREAKS": 0}
     how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent, "INT8": False}

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.kernels.cached_bias import bias_values, forms
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.generation.sampling import Picker, uniform
+from vantage.kernels.untested import SWITCH
 from vantage.spec.sampling import Sampling
 
 pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
@@ -59,6 +60,7 @@ def test_a_norm_of_many_rows(centred):
     assert error(out, want) < 1e-5
 
 
+AS_PRODUCT = ", as a product"
 # heads, key/value heads, width, tokens held, window, softcap, form of the bias, pairing (0: none; 5 and 6: keys by
 # tables of their own), norms of heads
 ATTENTION = [
@@ -70,13 +72,14 @@ ATTENTION = [
     (4, 2, 16, 37, 0, None, None, 5, True),
     (4, 1, 32, 9, 0, None, None, 6, False),
     *((6, 2, 16, 70, 0, None, name, 1, False) for name in forms(1)),
+    *((6, 2, 16, 70, 0, None, name + AS_PRODUCT, 1, False) for name in forms(1) if name.startswith("ratio")),
 ]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("paged", [False, True], ids=["own places", "paged"])
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
-def test_attention_of_a_new_token(case, paged, dtype):
+def test_attention_of_a_new_token(case, paged, dtype, monkeypatch):
     """Rows of unequal length; unused memory is poisoned; the new key and value stand in the cache afterwards."""
     from vantage.kernels.gpu import decode, score_bias
 
@@ -116,7 +119,8 @@ def test_attention_of_a_new_token(case, paged, dtype):
         cos, sin = torch.cat([cos, 2 * cos], 1), torch.cat([sin, -2 * sin], 1)
     cos, sin = (t.float().to(DEVICE).contiguous() for t in (cos, sin))
     gain = normal(D, dtype=dtype)
-    bias = None if form is None else forms(H)[form]
+    bias = None if form is None else forms(H)[form.removesuffix(AS_PRODUCT)]
+    monkeypatch.setenv(SWITCH, "1" if form is not None and form.endswith(AS_PRODUCT) else "0")
     on_device = None if bias is None else score_bias.device_bias(bias, torch.device(DEVICE))
     sinks = normal(H, dtype=dtype) if window else None
     out = torch.empty(2, H * D, device=DEVICE, dtype=dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vantage.kernels.gpu.count_bias import CountBias
 from vantage.kernels.gpu.decode import TYPES, HeadNorm, RowState, in_8_bits, keys_at_once, rotated
-from vantage.kernels.gpu.row_shares import ask, blocks_of, share_of, slots_of
+from vantage.kernels.gpu.row_shares import ask, blocks_of, shares_of, slots_of
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 OPTIONS = ("heads", "kv_heads", "key_dim", "scale", "window", "q_norm", "k_norm")  # of an attention, that count
@@ -37,9 +37,11 @@ def sum_gates(
     k_base = tl.multiple_of(tl.load(numbers).to(tl.pointer_type(KEPT)) + k_from, 16)
     k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D
     blocks = blocks_of(table, gone, b, table_width, PAGED)
-    start, end, active = share_of(n, split, window, WINDOW, SPLITS, KEYS, LEAST)
+    first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
+    start = first + split * share
+    end = tl.minimum(start + share, n)
     if split == 0:
         end = start
     if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs

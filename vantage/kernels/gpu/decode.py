@@ -19,9 +19,10 @@ from torch import Tensor
 from vantage.kernels.gpu.count_bias import counted, later_gates
 from vantage.kernels.gpu.count_tiles import by_count as number_by_count
 from vantage.kernels.gpu.gate_sums import kept_sums, log_sigmoid, sum_before, with_sums
-from vantage.kernels.gpu.row_shares import ask, blocks_of, share_of, slots_of
+from vantage.kernels.gpu.row_shares import ask, blocks_of, shares_of, slots_of
 from vantage.kernels.gpu.score_bias import (
     COUNTS,
+    PIECES_AS_PRODUCT,
     DeviceBias,
     bias_row,
     first_line,
@@ -30,7 +31,7 @@ from vantage.kernels.gpu.score_bias import (
     scored,
     with_line,
 )
-from vantage.kernels.gpu.tiles import PIECES, QUERY_AND_KEY
+from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_near_values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -199,14 +200,15 @@ def attend(
     k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D  # one for each token of a head
     v_scales = tl.load(numbers + 7).to(tl.pointer_type(tl.float32)) + v_from // E
     blocks = blocks_of(table, gone, b, table_width, PAGED)
-    start, end, active = share_of(n, split, window, WINDOW, SPLITS, KEYS, LEAST)
+    first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
-    r = tl.arange(0, GROUP_TILE)
-    h = g * GROUP + r
-    mine = r < GROUP
-    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES else BIAS  # what needs no more than a score's own numbers
-    slope, level, bends, change = first_line(bias_one, bias_two, bias_width, h[:, None], mine[:, None], BIAS, BREAKS)
+    start = first + split * share
+    end = tl.minimum(start + share, n)
+    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES_AS_PRODUCT else BIAS  # what needs no more than a score's own numbers
+    slope, level, bends, change = first_line(
+        bias_one, bias_two, bias_width, g * GROUP, GROUP, GROUP_TILE, BIAS, BREAKS
+    )  # fmt: skip
     if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
         asked = tl.minimum(start + tl.arange(0, LEAST), tl.maximum(end - 1, start)).to(tl.int64)
         if PAGED:
@@ -216,8 +218,11 @@ def attend(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
+    r = tl.arange(0, GROUP_TILE)
+    h = g * GROUP + r
     d = tl.arange(0, D_TILE)
     e = tl.arange(0, E_TILE)
+    mine = r < GROUP
     row = b.to(tl.int64) * qkv_stride
     inside = mine[:, None] & (d < D)[None, :]
     q_at = row + h[:, None] * D
@@ -266,7 +271,7 @@ def attend(
         )  # fmt: skip
         if BIAS == COUNTS:
             s += by_count * 1.4426950408889634
-        if BIAS == PIECES:
+        if BIAS == PIECES_AS_PRODUCT:
             s = with_line(s, (n - j)[None, :], bias_a, bias_b, slope, level, bends, change, PRECISION)
         if BIAS == QUERY_AND_KEY:
             known = mine[:, None] & valid[None, :]
@@ -319,7 +324,7 @@ def attend(
             new_s, tl.zeros((1, 1), tl.int32), 0, bias_h, mine[:, None], bias_a, bias_b, bias_one, bias_two,
             bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
-        if BIAS == PIECES:
+        if BIAS == PIECES_AS_PRODUCT:
             new_s += level
         new_s = tl.sum(new_s, 1)
         if BIAS == COUNTS:
@@ -330,10 +335,10 @@ def attend(
         new_p = tl.exp2(new_s - new_m)
         new_fade = tl.exp2(m - new_m)
         total = total * new_fade + new_p
-        seen_v = new_v.to(tl.float32)
+        seen_v = new_v
         if VALUES:
-            seen_v += tl.load(values + e, mask=(e < E) & (value_width > 1), other=0.0)
-        acc = acc * new_fade[:, None] + new_p.to(TYPE).to(tl.float32)[:, None] * seen_v[None, :]
+            seen_v = new_v.to(tl.float32) + tl.load(values + e, mask=(e < E) & (value_width > 1), other=0.0)
+        acc = acc * new_fade[:, None] + new_p.to(TYPE).to(tl.float32)[:, None] * seen_v.to(tl.float32)[None, :]
         m = new_m
 
     to = out + b.to(tl.int64) * (H * E) + h[:, None] * E + e[None, :]

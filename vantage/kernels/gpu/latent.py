@@ -17,8 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.decode import FEWEST_SPLITS, NO_TURN, TYPES, HeadNorm, RopeTables, RowState, rotated
-from vantage.kernels.gpu.score_bias import DeviceBias, first_line, form_constants, head_numbers, scored, with_line
-from vantage.kernels.gpu.tiles import PIECES
+from vantage.kernels.gpu.score_bias import (
+    PIECES_AS_PRODUCT,
+    DeviceBias,
+    first_line,
+    form_constants,
+    head_numbers,
+    scored,
+    with_line,
+)
 from vantage.spec.native import LatentDims
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -193,8 +200,10 @@ def attend(
     content = tl.load(row + r, mask=mine[:, None] & (r < R), other=0.0)
     place = tl.load(row + R + d, mask=mine[:, None] & (d < ROPE), other=0.0)
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
-    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES else BIAS
-    slope, level, bends, change = first_line(bias_one, bias_two, bias_width, h[:, None], mine[:, None], BIAS, BREAKS)
+    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES_AS_PRODUCT else BIAS
+    slope, level, bends, change = first_line(
+        bias_one, bias_two, bias_width, tile * HEADS, HEADS, HEADS_TILE, BIAS, BREAKS
+    )  # fmt: skip
     m = tl.full((HEADS_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((HEADS_TILE,), tl.float32)
     acc = tl.zeros((HEADS_TILE, R_TILE), tl.float32)
@@ -214,7 +223,7 @@ def attend(
             s, (n - 1 - j)[None, :], n - begin - KEYS, h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
             bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
-        if BIAS == PIECES:
+        if BIAS == PIECES_AS_PRODUCT:
             s = with_line(s, (n - 1 - j)[None, :], bias_a, bias_b, slope, level, bends, change, PRECISION)
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))

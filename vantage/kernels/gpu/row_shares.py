@@ -33,14 +33,12 @@ def slots_of(blocks, j, valid, block, PAGED: tl.constexpr):
 
 
 @triton.jit
-def share_of(
-    n, split, window, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr
-):  # fmt: skip
-    """Where a share of n tokens that are held begins and ends, and how many shares there are, at least one."""
+def shares_of(n, window, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr):
+    """The first of n tokens that are held that is seen, the tokens of a share, and how many shares there are, at least
+    one."""
     first = 0
     if WINDOW:
         first = tl.maximum(0, n + 1 - window)
     count = n - first
     share = tl.maximum(tl.cdiv(tl.cdiv(count, SPLITS), KEYS) * KEYS, LEAST)
-    start = first + split * share
-    return start, tl.minimum(start + share, n), tl.maximum(1, tl.cdiv(count, share))
+    return first, share, tl.maximum(1, tl.cdiv(count, share))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vantage.kernels.gpu.far import LOG2E
 from vantage.kernels.gpu.tiles import LOG, PIECES, POWER, ROW_TABLE, SLOPE, TABLE
+from vantage.kernels.untested import Untested
 from vantage.spec.forms import (
     DistanceForm,
     DistanceTable,
@@ -26,7 +27,8 @@ from vantage.spec.forms import (
 )
 from vantage.spec.rounding import next_power_of_2
 
-COUNTS = tl.constexpr(8)  # behind the forms of ``tiles``
+# behind the forms of ``tiles``; chunks read the last one like PIECES
+COUNTS, PIECES_AS_PRODUCT = tl.constexpr(8), tl.constexpr(9)
 PIECE_HEADER = tl.constexpr(4)  # numbers of ``two`` before the break points: c, limit, eps
 LEAST_BREAKS = 16  # the matrix units take no fewer; and layers with a few more or less are compiled once
 
@@ -46,7 +48,8 @@ class DeviceBias:
     @property
     def breaks(self) -> int:
         """A power of two, more than the break points of a function in pieces."""
-        return len(self.two) - PIECE_HEADER.value + 1 if self.form == PIECES.value else 0
+        in_pieces = self.form in (PIECES.value, PIECES_AS_PRODUCT.value)
+        return len(self.two) - PIECE_HEADER.value + 1 if in_pieces else 0
 
 
 def device_bias(form: DistanceForm, device: torch.device) -> DeviceBias:
@@ -81,14 +84,17 @@ def from_zero(values_HW: Tensor, first: int) -> Tensor:
 
 
 def _pieces(form: RatioPieces, device: torch.device) -> DeviceBias:
-    """No key lies before the first position, so a ratio is at least 0 and at most 1: other pieces are left out."""
-    first, last = (int((form.breaks < end).sum()) for end in (0, 1))
+    kind, first, last, least = PIECES, 0, len(form.breaks), 1
+    if Untested.PIECES_AS_PRODUCT.on:
+        kind, least = PIECES_AS_PRODUCT, LEAST_BREAKS
+        # no key lies before the first position, so a ratio is at least 0 and at most 1: other pieces are left out
+        first, last = (int((form.breaks < end).sum()) for end in (0, 1))
     breaks = form.breaks[first:last]
     one = _float(torch.stack((form.slopes, form.offsets), -1)[:, first : last + 1], device)
-    room = max(LEAST_BREAKS, next_power_of_2(len(breaks) + 1)) - 1
+    room = max(least, next_power_of_2(len(breaks) + 1)) - 1
     beyond = breaks.new_full((room - len(breaks),), float("inf"))
     numbers = (form.c.abs(), form.limit, form.c.new_tensor([form.eps, 0.0]), breaks, beyond)
-    return DeviceBias(PIECES.value, one, torch.cat([_float(x, device) for x in numbers]), one.shape[1])
+    return DeviceBias(kind.value, one, torch.cat([_float(x, device) for x in numbers]), one.shape[1])
 
 
 def _float(x: Tensor, device: torch.device) -> Tensor:
@@ -117,7 +123,7 @@ def head_numbers(one, two, width, h, at, mine, FORM: tl.constexpr):
         b = tl.load(two + h, mask=mine, other=0.0)
     elif FORM == TABLE or FORM == ROW_TABLE or FORM == COUNTS:  # noqa: SIM109 (of keys far away)
         a = tl.load(one + h * width + width - 1, mask=mine, other=0.0)
-    elif FORM == PIECES:
+    elif FORM == PIECES or FORM == PIECES_AS_PRODUCT:  # noqa: SIM109
         b = tl.load(two)
         within = tl.maximum(at.to(tl.float32), tl.load(two + 1))
         a = 1.0 / (tl.math.log2(1.0 + b * within) + tl.load(two + 2) * LOG2E)
@@ -125,15 +131,20 @@ def head_numbers(one, two, width, h, at, mine, FORM: tl.constexpr):
 
 
 @triton.jit
-def first_line(one, two, width, h, mine, FORM: tl.constexpr, BREAKS: tl.constexpr):
+def first_line(
+    one, two, width, begin, HEADS: tl.constexpr, TILE: tl.constexpr, FORM: tl.constexpr, BREAKS: tl.constexpr
+):  # fmt: skip
     """A function in pieces of a ratio, in units of log2, as the slope and offset of its first piece, and where (BREAKS,
-    1) and by how much (…, BREAKS) the slope changes after it; nothing for other forms. Read before the loop over
-    keys."""
+    1) and by how much (TILE, BREAKS) the slope changes after it, of so many heads from ``begin`` on; nothing for other
+    forms. Read before the loop over keys."""
     slope = 0.0
     offset = 0.0
     at = 0.0
     change = 0.0
-    if FORM == PIECES:
+    if FORM == PIECES_AS_PRODUCT:
+        r = tl.arange(0, TILE)[:, None]
+        h = begin + r
+        mine = r < HEADS
         k = tl.arange(0, BREAKS)
         line = one + h * (2 * width)
         there = mine & (k + 1 < width)[None, :]
@@ -155,10 +166,22 @@ def with_line(s, distance, a, b, slope, offset, at, change, PRECISION: tl.conste
 
 
 @triton.jit
+def _with_pieces(s, ratio, h, mine, one, two, width, BREAKS: tl.constexpr):
+    """Scores with a function in pieces of ratios that heads share: each is looked up."""
+    piece = (ratio * 0.0).to(tl.int32)
+    for level in tl.static_range(1, 32):  # how many break points lie below: by halves
+        half = BREAKS >> level
+        if half > 0:
+            below = tl.load(two + PIECE_HEADER + piece + (half - 1)) < ratio
+            piece += tl.where(below, half, 0)
+    place = one + (h * width + piece) * 2
+    return s + tl.load(place, mask=mine, other=0.0) * ratio + tl.load(place + 1, mask=mine, other=0.0)
+
+
+@triton.jit
 def _with_hinges(s, ratio, h, mine, one, two, width, BREAKS: tl.constexpr):
-    """Scores with a function in pieces of a tile of ratios, which mostly stay in one piece or two: the piece of the
-    lowest, and a hinge for each break point up to the highest. Looking each of them up would take longer than the
-    products."""
+    """The same of a tile of ratios, which mostly stay in one piece or two: the piece of the lowest, and a hinge for
+    each break point up to the highest. Looking each of them up would take longer than the products."""
     k = tl.arange(0, BREAKS)
     breaks = tl.load(two + PIECE_HEADER + k, mask=k < BREAKS - 1, other=float("inf"))
     first = tl.sum((breaks < tl.min(ratio)).to(tl.int32))
@@ -192,9 +215,12 @@ def biased(s, distance, nearest, h, mine, a, b, one, two, width, FORM: tl.conste
             s += tl.load(one + h * width + tl.minimum(distance, width - 1), mask=mine, other=0.0)
         else:
             s += a
-    elif FORM == PIECES:
+    elif FORM == PIECES or FORM == PIECES_AS_PRODUCT:  # noqa: SIM109
         ratio = tl.math.log2(1.0 + b * distance.to(tl.float32)) * a
-        s = _with_hinges(s, ratio, h, mine, one, two, width, BREAKS)
+        if distance.shape[0] == 1:
+            s = _with_pieces(s, ratio, h, mine, one, two, width, BREAKS)
+        else:
+            s = _with_hinges(s, ratio, h, mine, one, two, width, BREAKS)
     return s
 
 
