@@ -2,7 +2,8 @@
 
 A LLaMA shape of 1B with random weights in bfloat16, one row with 512 and with 8,192 tokens held. A step must read the
 weights, an encoding's own included, and what is kept of each token, at the bandwidth that a plain copy reaches in the
-same run. Asked for is RoPE's share at 512 held in the same run, less 10 points (floor) or 5 (goal). ``--rows``: also so
+same run; where an encoding has a vector for every distance (Transformer-XL), these, and not the weights that they were
+made of. Asked for is RoPE's share at 512 held in the same run, less 10 points (floor) or 5 (goal). ``--rows``: also so
 many rows at once, with 512 held, beside the same steps module by module.
 """
 
@@ -26,6 +27,9 @@ from bench.accelerator_generation import HEADS, KV_HEADS, RESULTS, SHAPES, VOCAB
 from bench.accelerator_serving import Row
 from vantage.model import Model
 from vantage.model.lowered.choice import step_choice
+from vantage.model.lowered.gpu_program import lower_for_gpu
+from vantage.spec.forms import QueryDistances
+from vantage.spec.native import CannotLower
 from vantage.spec.sampling import RowChoice
 
 GREEDY = RowChoice(0.0, 0, 1.0, 0.0, ())
@@ -79,7 +83,21 @@ def bytes_of_a_step(model: Model, rows: int, held: int) -> int:
     for layer, (_, mask) in zip(model.new_cache(1, kind="paged", capacity=16).layers, spec.caches, strict=True):
         seen = held if (reach := mask.reach()) is None else min(held, reach)
         kept += seen * layer.store.token_bytes
-    return weights + rows * kept
+    return weights + rows * kept + bytes_of_distances(model, held)
+
+
+def bytes_of_distances(model: Model, held: int) -> int:
+    """Vectors of the distances that a row sees, which rows share, less the weights that only they are made of."""
+    try:
+        steps = lower_for_gpu(model).attentions
+    except CannotLower:
+        return 0
+    read = 0
+    for form, scores in ((step.scores.bias, step.scores) for step in steps):
+        if isinstance(form, QueryDistances) and form.last is None:
+            seen = min(held, scores.window or held)
+            read += form.keys(1).numel() * model.dtype.itemsize * seen - sum(t.nbytes for t in scores.learned)
+    return read
 
 
 def prompted(model: Model, rows: int, held: int, steps: int) -> list[Any]:

@@ -9,10 +9,14 @@ from vantage.model.experts import Experts, TopK
 from vantage.model.lora import Lora, add_lora
 from vantage.model.streamed import stream_layers
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("untested_gpu_steps"),
+]
 SPECS = {
     "rope": {"position": "rope", "kv_heads": 2},  # lowered
-    "fox": {"position": "fox"},  # a graph of its modules
+    "fox": {"position": "fox"},  # sums beside keys and values
+    "dape": {"position": vt.DAPE(vt.Kerple())},  # a graph of its modules
 }
 EXPERTS = {"position": "rope", "ffn": Experts(vt.FeedForward(256), 8, TopK(2))}  # module by module
 PROMPTS = [[1, 2, 3, 4, 5], [7] * 30, list(range(60))]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import vantage as vt
+from vantage.errors import BadInput
 from vantage.generation.engine import Engine
 from vantage.generation.run_ahead import RunAhead
 from vantage.generation.stops import Stop
@@ -22,6 +23,7 @@ MODELS = {
     "alibi": {"position": "alibi"},
     "window": {"position": "rope", "window": 24},
     "none": {"position": "none"},
+    "xpos": {"position": "xpos"},
 }
 CHOICES = {
     "greedy": {},
@@ -169,6 +171,20 @@ def test_a_text_ends_with_the_declared_length(calls):
     got = vt.generate(model, PROMPTS[0], max_tokens=80)
     assert len(got.tokens) == 80
     assert calls
+
+
+@torch.inference_mode()
+def test_steps_never_cross_the_last_position_of_a_rotation():
+    xpos = vt.XPos(scale_base=0.5)
+    model = model_of("xpos", None, position=xpos)
+    cache, last = model.new_cache(), xpos.last_position(torch.float32)
+    model(torch.tensor([[*range(last)]]), cache=cache)
+    greedy = RowChoice(0.0, 0, 1.0, 0.0, ())
+    assert model.steps_ahead([1], [cache], 2, [greedy]) is None
+    assert cache.tokens == (last,)
+    assert model.steps_ahead([1], [cache], 1, [greedy]) is not None
+    with pytest.raises(BadInput, match=f"position {last + 1} is past {last}"):
+        model(torch.tensor([[1]]), cache=cache)
 
 
 @torch.inference_mode()

@@ -27,6 +27,8 @@ def forms(heads: int) -> dict[str, DistanceForm]:
         return torch.rand(shape, generator=draw, dtype=torch.float64) + 0.1
 
     network = (normal(5), normal(5), normal(heads, 5), normal(heads))
+    breaks = torch.linspace(0.0, 0.99, 20, dtype=torch.float64)
+    many = (torch.ones(20, dtype=torch.float64), -breaks, normal(heads, 20), normal(heads))
     return {
         "slopes": Slope(positive(heads)),
         "logarithm": LogDistance(positive(heads), positive(heads)),
@@ -34,6 +36,7 @@ def forms(heads: int) -> dict[str, DistanceForm]:
         "table": DistanceTable(normal(heads, 13), first=-6),
         "table from 3 on": DistanceTable(normal(heads, 4), first=3),
         "ratio": RatioNetwork(*network, positive(1), torch.tensor([9.0], dtype=torch.float64)),
+        "ratio in 21 pieces": RatioNetwork(*many, positive(1), torch.tensor([9.0], dtype=torch.float64)),
     }
 
 

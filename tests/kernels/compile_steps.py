@@ -14,15 +14,30 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vantage.kernels.gpu import choose, chunk, decode, latent, packed, packed_product, product
+from tests.kernels.compile_targets import SHARED
+from vantage.kernels.gpu import (
+    choose,
+    chunk,
+    count_gates,
+    decode,
+    gate_sums,
+    latent,
+    packed,
+    packed_product,
+    packed_rows,
+    product,
+    query_table,
+)
 from vantage.kernels.gpu.packed import DeviceBlocks
-from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, SLOPE, TABLE
+from vantage.kernels.gpu.score_bias import COUNTS, PIECES_AS_PRODUCT
+from vantage.kernels.gpu.tiles import LOG, NONE, PIECES, POWER, QUERY_AND_KEY, ROW_TABLE, SLOPE, TABLE
 from vantage.kernels.native import Format
 from vantage.model.gpu import gelu
 from vantage.position.gpu import rope
 from vantage.training import cross_entropy
 
-DISTANCE_FORMS = [form.value for form in (NONE, SLOPE, LOG, POWER, TABLE, PIECES)]  # of biases over a cache
+IN_PIECES = (PIECES.value, PIECES_AS_PRODUCT.value)
+DISTANCE_FORMS = [*(form.value for form in (NONE, SLOPE, LOG, POWER, TABLE)), *IN_PIECES]  # of biases over a cache
 CAPABILITIES = (80, 89, 90, 100, 120)
 POINTERS = {
     "x": "T", "w": "T", "bias": "T", "gain": "T", "out": "T", "qkv": "T", "stores": "i64", "held": "i32", "pos": "i32",
@@ -33,15 +48,18 @@ POINTERS = {
     "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
     "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
     "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
-    "queries": "T", "count": "i32",
+    "queries": "T", "count": "i32", "vectors": "T", "shifts": "fp32", "tables": "fp32", "values": "fp32",
+    "gates": "fp32",
     "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T", "k": "T", "q_out": "T", "k_out": "T", "grad": "T",
     "targets": "i64", "losses": "fp32", "grads": "T",
 }  # fmt: skip
 FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset", "unit"}
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: int, warps: int = 4) -> Any:
+def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: int, *, aligned: bool = False) -> Any:
+    """``aligned``: as tensors of a graph are, so that loads may go ahead."""
     names = kernel.arg_names
     kinds = {}
     for name in names:
@@ -53,13 +71,19 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
             kinds[name] = "*" + POINTERS[name].replace("T", dtype)
             if name == "sums" and "prefixes" in names:
                 kinds[name] = "*i64"
+            if name == "gates" and "numbers" in names:  # as they are projected
+                kinds[name] = "*" + dtype
+            if name.startswith("bias_") and constants.get("BIAS") == QUERY_AND_KEY.value:  # gates, and where sums are
+                kinds[name] = "*" + dtype if name == "bias_one" else "*i64"
         elif name == "scale" and "grads" in names:  # a number on the device
             kinds[name] = "*fp32"
         else:
             kinds[name] = "fp32" if name in FLOATS else "i32"
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, kinds, values, {})
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    pointers = [i for i, name in enumerate(names) if kinds[name].startswith("*")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in pointers if aligned}
+    source = ASTSource(kernel, kinds, values, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
 
 
 def compile_all(capability: int, dtype: str) -> list[str]:
@@ -83,9 +107,11 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "LEAST": 128,
         "STAGES": 3,
     }
-    plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW"), False)
+    plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
-    biases = [{"BIAS": form, "BREAKS": 64 * (form == PIECES.value)} for form in DISTANCE_FORMS]
+    biases = [{"BIAS": form, "BREAKS": 64 * (form in IN_PIECES)} for form in DISTANCE_FORMS]
+    of_queries = [{"BIAS": form.value, "BREAKS": 0} for form in (ROW_TABLE, COUNTS)]
+    gated = {"BIAS": QUERY_AND_KEY.value, "BREAKS": 0}
     how = {"PRECISION": precision, "TYPE": TYPES[dtype], "DEPENDENT": dependent, "INT8": False}
     chunks = {"CHUNK": 1024, "CHUNKS": 128}
     digits = {"BITS": 11, "BINS": 2048}
@@ -95,9 +121,14 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (product._norm_kernel, {"BIAS": True, "GAIN": True, "CENTRED": True, "WIDTH": 512, "DEPENDENT": dependent}),
         (product._activate_kernel, {"FUNCTION": 2, "GATED": True, "BLOCK": 1024, "DEPENDENT": dependent}),
         (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1} | biases[0]),
-        *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in biases),
+        *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in (*biases, *of_queries)),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
-        *chunks_of_a_prompt(how, biases),
+        (decode.attend, heads | plain | how | {"PAGED": True, "TURN": decode.KEYS_APART + 2} | biases[0]),
+        *((decode.attend, heads | norms | how | {"PAGED": True, "TURN": 0} | gated) for norms in (plain, full)),
+        *((gate_sums.keep, {"H": 8, "GROUP": 4, "TILE": gate_sums.SUMMED, "BLOCK": block}) for block in (0, 16)),
+        *chunks_of_a_prompt(how, [*biases, of_queries[0], gated]),
+        *tables_of_queries(how),
+        *sums_of_gates(how, heads, plain, full),
         *latents(how, biases),
         (choose.scan, {"CHUNK": 1024}),
         (choose.weigh, chunks),
@@ -111,18 +142,33 @@ def compile_all(capability: int, dtype: str) -> list[str]:
     for format in (Format.Q8_0, Format.Q4_K, Format.Q5_1, Format.Q6_K, Format.Q3_K, Format.IQ4_XS):
         form = DeviceBlocks(torch.empty(0, dtype=torch.uint8), format, 64, 1024).constants
         signed = form["LOW"] == 8 or form["TABLE"]
+        rows = {"BIAS": True, "ADD": True, "TILE": 32, "SPLITS": 2, "ROWS": 16, "LANES": 64, "PRECISION": precision}
         row = {"NORM": True, "BIAS": True, "ADD": True, "TILE": 64, "PARTS_OF_ROW": 4, "ASM": True, "SIGNED": signed}
         row["DEPENDENT"] = dependent
         cases += [
             (packed_product.product, form | row | {"STAGES": 2, "SPLITS": 1}),
             (packed_product.product, form | row | {"STAGES": 1, "SPLITS": 3}),
+            (packed_rows.product, form | rows),
             (packed.unpack, form | {"GATHER": True, "ROWS": 1, "TILE": 1024}),
         ]
     cases.append(
         (packed_product.arrange, {"NORM": True, "FUNCTION": 3, "GATED": True, "OPERANDS": 2, "DEPENDENT": dependent})
     )
     cases += passes_over_a_sequence()
+    check_shared_memory(capability, dtype, heads | plain | how | {"PAGED": False, "TURN": 0, "VALUES": True})
     return [compile_one(kernel, constants, dtype, capability).metadata.name for kernel, constants in cases]
+
+
+def check_shared_memory(capability: int, dtype: str, constants: dict[str, Any]) -> None:
+    """Vectors that are added to values go through what a block may share, beside keys and values, which are loaded
+    ahead where a row owns its places."""
+    for width in (64, 128):
+        keys = decode.keys_at_once(128, DTYPES[dtype], width, width)
+        sizes = {"D": width, "E": width, "D_TILE": width, "E_TILE": width, "KEYS": keys}
+        bias = {"BIAS": ROW_TABLE.value, "BREAKS": 0}
+        made = compile_one(decode.attend, constants | sizes | bias, dtype, capability, aligned=True)
+        shared = made.metadata.shared
+        assert shared <= SHARED[capability], (capability, dtype, width, keys, shared)
 
 
 def chunks_of_a_prompt(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:
@@ -139,16 +185,31 @@ def chunks_of_a_prompt(how: dict[str, Any], biases: list[dict[str, int]]) -> lis
     }
     norms = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN"), True)
     tile = {"HEADS": 4, "ROWS": 64, "KEYS": 64, "LEAST": 512, "STAGES": 3, "PRECISION": how["PRECISION"]}
-    masks = {"SOFTCAP": False, "SINKS": False, "WINDOW": False}
+    masks = {"SOFTCAP": False, "SINKS": False, "WINDOW": False, "VALUES": False}
     return [
         *((chunk.place, sizes | norms | {"TOKENS": 16, "TURN": 1, "INT8": int8}) for int8 in (False, True)),
         (chunk.attend, sizes | tile | masks | biases[0] | {"INT8": True}),
         *(
-            (chunk.attend, sizes | tile | {"SOFTCAP": some, "SINKS": some, "WINDOW": some} | bias)
+            (chunk.attend, sizes | tile | dict.fromkeys(masks, some) | bias)
             for bias in biases
             for some in (False, True)
         ),
     ]
+
+
+def tables_of_queries(how: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    how = {name: how[name] for name in ("PRECISION", "TYPE", "DEPENDENT")}
+    sizes = {"H": 8, "D": 64, "D_TILE": 64, "QUERIES": 16, "SOME": 64, "SHARES": 8}
+    kinds = [{"COMMON": common, "BOUNDED": common, "OFFSET": not common} for common in (False, True)]
+    return [(query_table.by_distance, sizes | how | kind) for kind in kinds]
+
+
+def sums_of_gates(how: dict[str, Any], *numbers: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    heads, plain, full = (
+        {name: x for name, x in some.items() if name in count_gates.sum_gates.arg_names} for some in numbers
+    )
+    kinds = [plain | {"PAGED": False, "INT8": False}, full | {"PAGED": True, "INT8": True}]
+    return [(count_gates.sum_gates, heads | how | {"SOME": 64} | kind) for kind in kinds]
 
 
 def latents(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:

@@ -7,6 +7,7 @@ import torch
 
 from tests.kernels.cached_bias import bias_values, forms
 from tests.kernels.fused_calls import DEVICE, MISSING
+from vantage.kernels.untested import SWITCH
 
 pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
 H, G, D, E = 6, 2, 16, 24
@@ -17,6 +18,7 @@ CASES = {
     "sinks": {"sinks": [0.3, -0.2, 1.0, 0.0, 2.0, -1.0]},
     "table, softcap, window": {"bias": forms(H)["table"], "softcap": 3.0, "window": 9},
     **{name: {"bias": form} for name, form in forms(H).items()},
+    "ratio, as a product": {"bias": forms(H)["ratio"]},  # without the pieces outside 0 to 1
 }
 
 
@@ -42,8 +44,9 @@ def reference(q_THd, k_GSd, v_GSe, held, options):
 @pytest.mark.parametrize(
     ("held", "new", "bucket", "splits", "block"), [(0, 5, 8, 1, 4), (37, 7, 8, 4, 4), (21, 16, 16, 2, 0)]
 )
-def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, block):
+def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, block, monkeypatch):
     """Less than a bucket and all of it, blocks in any order and a row that owns its places, with shares of the keys."""
+    monkeypatch.setenv(SWITCH, "1" if case.endswith("as a product") else "0")
     from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk
     from vantage.kernels.gpu.decode import store_numbers
     from vantage.kernels.gpu.score_bias import device_bias

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.kernels.cached_bias import bias_values, forms
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.generation.sampling import Picker, uniform
+from vantage.kernels.untested import SWITCH
 from vantage.spec.sampling import Sampling
 
 pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
@@ -59,21 +60,26 @@ def test_a_norm_of_many_rows(centred):
     assert error(out, want) < 1e-5
 
 
-# heads, key/value heads, width, tokens held, window, softcap, form of the bias, pairing (0: none), norms of heads
+AS_PRODUCT = ", as a product"
+# heads, key/value heads, width, tokens held, window, softcap, form of the bias, pairing (0: none; 5 and 6: keys by
+# tables of their own), norms of heads
 ATTENTION = [
     (4, 2, 16, 37, 0, None, None, 1, False),
     (4, 4, 24, 5, 0, 2.0, "slopes", 0, True),
     (8, 1, 32, 150, 50, None, None, 2, True),
     (4, 2, 16, 0, 0, None, None, 1, False),
     (6, 2, 16, 70, 20, None, "table", 0, False),
+    (4, 2, 16, 37, 0, None, None, 5, True),
+    (4, 1, 32, 9, 0, None, None, 6, False),
     *((6, 2, 16, 70, 0, None, name, 1, False) for name in forms(1)),
+    *((6, 2, 16, 70, 0, None, name + AS_PRODUCT, 1, False) for name in forms(1) if name.startswith("ratio")),
 ]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("paged", [False, True], ids=["own places", "paged"])
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
-def test_attention_of_a_new_token(case, paged, dtype):
+def test_attention_of_a_new_token(case, paged, dtype, monkeypatch):
     """Rows of unequal length; unused memory is poisoned; the new key and value stand in the cache afterwards."""
     from vantage.kernels.gpu import decode, score_bias
 
@@ -101,6 +107,7 @@ def test_attention_of_a_new_token(case, paged, dtype):
     lengths = torch.tensor(held, dtype=torch.int32, device=DEVICE)
     rows = decode.RowState(lengths, lengths.clone(), torch.zeros_like(lengths), table, block if paged else 0)
     work = decode.Workspace.make(2, splits, H, G, D, torch.device(DEVICE))
+    apart, pairing = divmod(pairing, decode.KEYS_APART)
     turned = D // 2 if pairing == 2 else D
     angle = torch.arange(n + 1).double()[:, None] * 10000.0 ** (-torch.arange(0, turned, 2).double() / turned)
     cos, sin = angle.cos(), angle.sin()
@@ -108,9 +115,12 @@ def test_attention_of_a_new_token(case, paged, dtype):
         cos, sin = torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)
     else:
         cos, sin = cos.repeat_interleave(2, 1), torch.stack([-sin, sin], -1).flatten(1)
+    if apart:  # keys go the other way, and are twice as large
+        cos, sin = torch.cat([cos, 2 * cos], 1), torch.cat([sin, -2 * sin], 1)
     cos, sin = (t.float().to(DEVICE).contiguous() for t in (cos, sin))
     gain = normal(D, dtype=dtype)
-    bias = None if form is None else forms(H)[form]
+    bias = None if form is None else forms(H)[form.removesuffix(AS_PRODUCT)]
+    monkeypatch.setenv(SWITCH, "1" if form is not None and form.endswith(AS_PRODUCT) else "0")
     on_device = None if bias is None else score_bias.device_bias(bias, torch.device(DEVICE))
     sinks = normal(H, dtype=dtype) if window else None
     out = torch.empty(2, H * D, device=DEVICE, dtype=dtype)
@@ -119,10 +129,10 @@ def test_attention_of_a_new_token(case, paged, dtype):
     decode.decode(
         qkv, out, stores, 0, rows, work, heads=H, kv_heads=G, key_dim=D, value_dim=D, scale=D**-0.5, softcap=softcap,
         window=window, bias=on_device, sinks=sinks, q_norm=head_norm, k_norm=head_norm, keys=32, least=32,
-        rotation=decode.RopeTables(cos, sin, turned, pairing) if pairing else None,
+        rotation=decode.RopeTables(cos, sin, turned, pairing, bool(apart)) if pairing else None,
     )  # fmt: skip
 
-    def prepared(x: Tensor, m: int) -> Tensor:
+    def prepared(x: Tensor, m: int, side: int) -> Tensor:
         if normed:
             x = x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 1e-6) * gain.double()
         if pairing:
@@ -130,12 +140,13 @@ def test_attention_of_a_new_token(case, paged, dtype):
             swapped = front.roll(turned // 2, -1)
             if pairing == 2:
                 swapped = front.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-            x = torch.cat([front * cos[m].double() + swapped * sin[m].double(), x[:, turned:]], 1)
+            c, s = (table[m].double().view(-1, turned)[side * apart] for table in (cos, sin))
+            x = torch.cat([front * c + swapped * s, x[:, turned:]], 1)
         return x
 
     for b, m in enumerate(held):
         q, new_k, new_v = qkv[b].double().view(-1, D).split((H, G, G))
-        q, new_k = prepared(q, m), prepared(new_k, m)
+        q, new_k = prepared(q, m, 0), prepared(new_k, m, 1)
         here = torch.tensor([m], device=DEVICE)
         assert error(at(k, b, here)[:, 0], new_k) < LIMIT[dtype]
         assert torch.equal(at(v, b, here)[:, 0].double(), new_v)

@@ -9,13 +9,18 @@ import torch
 import vantage as vt
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.cache import ModelCache
+from vantage.errors import BadInput
+from vantage.kernels.untested import SWITCH
 from vantage.model.packed import quantise
 from vantage.model.streamed import stream_layers
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
 
-pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
+pytestmark = [
+    pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton"),
+    pytest.mark.usefixtures("untested_gpu_steps"),
+]
 GREEDY = RowChoice(0.0, 0, 1.0, 0.0, ())
 MODELS = {
     "rope": {"position": "rope", "kv_heads": 2},
@@ -29,11 +34,40 @@ MODELS = {
     "kerple": {"position": "kerple"},
     "kerple, power": {"position": vt.Kerple("power"), "kv_heads": 1},
     "fire": {"position": vt.Fire(hidden=5, init_L=16.0)},
+    "shaw": {"position": vt.Shaw(max_distance=5), "kv_heads": 1},
+    "shaw, keys alone": {"position": vt.Shaw(max_distance=3, values=False)},
+    "shaw, window, sinks": {
+        "attention": vt.GroupedQuery(2, 1, scores=vt.Scores(sinks=True, softcap=3.0)),
+        "position": vt.Shaw(max_distance=6),
+        "window": 9,
+    },
+    "xpos": {"position": vt.XPos(scale_base=16)},
+    "xpos in halves, window": {"position": vt.XPos(scale_base=16, pairing="halves"), "window": 4, "kv_heads": 1},
+    "fox": {"position": vt.Forgetting(bias=0.0), "kv_heads": 1},
+    "fox, window": {"position": vt.Forgetting(bias=0.0), "window": 4},
+}
+NO_CHUNKS = {
+    "xl": {"position": "xl", "kv_heads": 1},
+    "xl, bias, window": {"position": "xl", "bias": True, "window": 4},
+    "shifted": {"position": vt.Shifted(anchor=3)},
+    "cope": {"position": vt.CoPE(max_positions=4), "kv_heads": 1},
+    "cope, window, softcap": {
+        "attention": vt.GroupedQuery(2, scores=vt.Scores(sinks=True, softcap=2.0)),
+        "position": vt.CoPE(max_positions=64),
+        "window": 4,
+    },
 }
 
 
-def built(**options):
-    return vt.build(vt.decoder(vocab=61, width=32, layers=2, heads=2, **options), seed=1).eval().to(DEVICE)
+def built(spec=None, **options):
+    heads = {} if "attention" in options else {"heads": 2}
+    spec = spec or vt.decoder(vocab=61, width=32, layers=2, **heads, **options)
+    model = vt.build(spec, seed=1).eval().to(DEVICE)
+    draw = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():  # sinks begin with zeros, and these vectors with tiny numbers
+        if name.endswith(("sinks", ".u", ".v", ".w_r", "bias.table")):
+            parameter.data.copy_(torch.randn(parameter.shape, generator=draw) / 3)
+    return model
 
 
 def steps_of(model):
@@ -55,7 +89,7 @@ def rows_of(model, prompts):
     return caches
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("options", (MODELS | NO_CHUNKS).values(), ids=MODELS | NO_CHUNKS)
 @torch.inference_mode()
 def test_a_step_gives_the_logits_of_a_whole_pass(options):
     model = built(**options)
@@ -97,10 +131,11 @@ def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind
     torch.testing.assert_close(logits[0, -1], last_logits(model, [*tokens, 5]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["rope", "xpos", "fox"])
 @torch.inference_mode()
-def test_chunks_after_a_shared_prefix():
+def test_chunks_after_a_shared_prefix(name):
     """A row that goes on from another's blocks writes into copies of those that are not full."""
-    model = built(**MODELS["rope"])
+    model = built(**MODELS[name])
     steps = steps_of(model)
     prefix, rests = [3, 1, 4, 1, 5, 9], [[2, 6, 5], [3, 5, 8, 9, 7]]
     base = rows_of(model, [[*prefix, 0]])[0]
@@ -113,6 +148,26 @@ def test_chunks_after_a_shared_prefix():
         cache.commit()
         want = model.hidden(torch.tensor([[*prefix, *rest]], device=DEVICE))[:, len(prefix) :]
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["xpos", "fox"])
+@torch.inference_mode()
+def test_steps_of_forks_and_modules_go_on_from_one_prefix(name):
+    """Steps write into copies of blocks that are not full, what is taken back is gone, and modules read the rest."""
+    model = built(**MODELS[name])
+    steps, prefix = steps_of(model), [3, 1, 4, 1, 5, 9]
+    base = rows_of(model, [prefix])[0]
+    caches, texts = [base.fork() for _ in range(2)], [[*prefix[:-1], 2], [*prefix[:-1], 8]]
+    for tokens in steps.ahead([2, 8], caches, 3, [GREEDY] * 2).read().tokens:
+        for text, token in zip(texts, tokens, strict=True):
+            assert token == int(last_logits(model, text).argmax())
+            text.append(token)
+    caches[0].crop(6)
+    rest = [[7, 7, 6], [5]]
+    for cache, text, more in zip(caches, (texts[0][:6], texts[1][:8]), rest, strict=True):
+        logits = model(torch.tensor([more], device=DEVICE), cache=cache)[0, -1]
+        torch.testing.assert_close(logits, last_logits(model, [*text, *more]), rtol=1e-4, atol=1e-5)
+    assert steps.ahead([prefix[-1]], [base], 1, [GREEDY]).read().tokens == [[int(last_logits(model, prefix).argmax())]]
 
 
 @torch.inference_mode()
@@ -132,12 +187,12 @@ def test_a_pass_that_is_no_chunk_of_one_run_is_left_to_the_modules():
         cache.abandon()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("bits", "name"), [(8, "bias"), (4, "bias"), (8, "xl, bias, window")])
 @torch.inference_mode()
-def test_weights_in_blocks(bits):
+def test_weights_in_blocks(bits, name):
     """One row meets the blocks as they are, several an unpacked copy; the host's kernels round activations as well."""
-    model = vt.build(vt.decoder(vocab=61, width=64, layers=2, heads=2, kv_heads=1, **MODELS["bias"]), seed=1).eval()
-    quantise(model, bits)
+    model = built(vt.decoder(vocab=61, width=64, layers=2, heads=2, kv_heads=1, **(MODELS | NO_CHUNKS)[name]))
+    quantise(model.cpu(), bits)
     model.to(DEVICE).kv_dtype = None
     steps = steps_of(model)
     for prompts in ([[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5], [9, 8, 7]]):
@@ -150,11 +205,11 @@ def test_weights_in_blocks(bits):
             torch.testing.assert_close(row[0], last_logits(model, prompt), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [MODELS["rope"], MODELS["window"]], ids=["rope", "window"])
+@pytest.mark.parametrize("name", ["rope", "window", "shaw", "xl", "cope", "xpos", "fox", "fox, window"])
 @torch.inference_mode()
-def test_steps_ahead_are_greedy_decoding(options):
+def test_steps_ahead_are_greedy_decoding(name):
     """Also from tokens that only the device knows, and after a crop."""
-    model = built(**options)
+    model = built(**(MODELS | NO_CHUNKS)[name])
     steps = steps_of(model)
     prompts = [[1, 2, 3, 4, 5], [9, 8]]
     caches = rows_of(model, prompts)
@@ -192,7 +247,7 @@ def test_the_same_bits_alone_and_after_another_cache():
     assert steps.ahead([prompt[-1]], [contiguous], 3, [GREEDY]).read().tokens == results[0].tokens
 
 
-@pytest.mark.parametrize("name", ["rope", "t5, window"])
+@pytest.mark.parametrize("name", ["rope", "t5, window", "shaw", "xpos", "fox"])
 @pytest.mark.parametrize("kind", ["paged", "quantised", "static"])
 @torch.inference_mode()
 def test_keys_and_values_in_8_bits(kind, name, monkeypatch):
@@ -239,19 +294,61 @@ def test_what_it_cannot_take_changes_nothing():
     assert full.tokens == (59,)
 
 
+@torch.inference_mode()
+def test_steps_end_where_the_factors_of_a_rotation_leave_their_range():
+    """The last position is a step like any other, with tables that end there; what lies beyond is refused in words."""
+    model = built(position=vt.XPos(scale_base=0.5))
+    last = vt.XPos(scale_base=0.5).last_position(torch.float32)
+    text, steps = [(5 * i) % 61 for i in range(last)], steps_of(model)
+    cache = rows_of(model, [text])[0]
+    [[token], [other]] = steps.ahead([text[-1]], [cache], 2, [GREEDY]).read().tokens
+    assert token == int(last_logits(model, text).argmax())
+    assert other == int(last_logits(model, [*text, token]).argmax())
+    assert steps.ahead([other], [cache], 1, [GREEDY]) is None
+    assert cache.tokens == (last + 1,)
+    with pytest.raises(BadInput, match=f"position {last + 1} is past {last}"):
+        model(torch.tensor([[other]], device=DEVICE), cache=cache)
+
+
 def test_what_has_no_form_on_a_gpu_is_named():
     from vantage.model.lowered.gpu_program import lower_for_gpu
 
     with pytest.raises(CannotLower, match=" has no native form"):
-        lower_for_gpu(built(position="cope"))
-    assert steps_of(built(position="cope")).modules.why == "CountedPositions has no native form"
+        lower_for_gpu(built(position=vt.DAPE(vt.Kerple())))
+    assert steps_of(built(position=vt.DAPE(vt.Kerple()))).modules.why == "AdaptedBias has no native form"
+    latents = vt.decoder(
+        vocab=61, width=32, layers=1, attention=vt.Latent(4, **LATENT | {"rope_dim": 0}), position="shaw"
+    )
+    with pytest.raises(CannotLower, match="made of queries, or one of values, has no form for latents"):
+        lower_for_gpu(vt.build(latents))
+
+
+@pytest.mark.parametrize(
+    ("position", "why"),
+    [
+        ("shaw", "QueryDistances has no native form on a CPU"),
+        ("xl", "a vector that is added to queries has no native form on a CPU"),
+        ("cope", "QueryCounts has no native form on a CPU"),
+    ],
+)
+def test_biases_of_queries_are_for_a_gpu_alone(position, why):
+    from vantage.model.lowered.choice import step_choice
+
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position=position))
+    assert step_choice(model, "cpu").others["lowered"] == why
+    assert step_choice(model, "cuda").name == "lowered"
 
 
 PARTS = {
-    "cope": {"position": "cope"},
-    "fox": {"position": "fox"},
-    "shaw": {"position": "shaw"},
-    "xpos": {"position": "xpos"},
+    "dape": {"position": vt.DAPE(vt.Kerple())},
+}
+OFF = {  # without the switch: what has not run on a GPU
+    "shaw": "a bias by distance that is made of queries",
+    "xl": "a bias by distance that is made of queries",
+    "shifted": "a bias by distance that is made of queries",
+    "cope": "a bias by counts of keys",
+    "xpos": "a rotation of keys by tables of their own",
+    "fox": "a bias by sums of gates",
 }
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
 LATENTS = {
@@ -263,6 +360,7 @@ LATENTS = {
     "alibi": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "alibi"},
     "t5": {"attention": vt.Latent(4, **{**LATENT, "rope_dim": 0}), "position": "t5"},
     "fire": {"attention": vt.Latent(2, **{**LATENT, "rope_dim": 0}), "position": "fire"},
+    "xpos": {"attention": vt.Latent(2, **LATENT), "position": vt.XPos(scale_base=16)},
 }
 
 
@@ -298,6 +396,42 @@ def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name)
     assert check_steps(model, steps)["graph of modules"] == 6
 
 
+@pytest.mark.parametrize("name", OFF)
+@torch.inference_mode()
+def test_what_has_not_run_on_a_gpu_is_left_to_the_modules(name, monkeypatch):
+    from vantage.model.lowered.choice import step_choice
+
+    monkeypatch.delenv(SWITCH)
+    model = built(position=name)
+    steps = steps_of(model)
+    why = f"{OFF[name]} has not run on a GPU yet: VANTAGE_UNTESTED_GPU_STEPS=1 turns it on"
+    assert steps.modules is not None
+    assert steps.modules.why == why
+    assert step_choice(model, "cuda").others["lowered"] == why
+    assert check_steps(model, steps)["graph of modules"] == 6
+
+
+@pytest.mark.parametrize("attention", [{"heads": 2}, {"attention": vt.Latent(2, **LATENT | {"rope_dim": 0})}], ids=str)
+@pytest.mark.parametrize("switch", ["0", "1"])
+@torch.inference_mode()
+def test_a_function_in_pieces_is_looked_up_until_the_product_has_run(switch, attention, monkeypatch):
+    from vantage.kernels.gpu.score_bias import PIECES_AS_PRODUCT
+    from vantage.kernels.gpu.tiles import PIECES
+    from vantage.model.lowered.choice import step_choice
+
+    monkeypatch.setenv(SWITCH, switch)
+    spec = vt.decoder(vocab=61, width=32, layers=2, position=vt.Fire(hidden=5, init_L=16.0), **attention)
+    model = vt.build(spec, seed=1).eval().to(DEVICE)
+    steps = steps_of(model)
+    assert steps.modules is None
+    assert check_steps(model, steps)["graph"] == 6
+    [graph] = steps._graphs.values()
+    assert {bias.form for bias in graph._biases} == {(PIECES if switch == "0" else PIECES_AS_PRODUCT).value}
+    part = "a piecewise linear bias as a product"
+    off = {part: f"{part} has not run on a GPU yet: VANTAGE_UNTESTED_GPU_STEPS=1 turns it on"}
+    assert step_choice(model, "cuda").others == (off if switch == "0" else {})
+
+
 @pytest.mark.parametrize("name", LATENTS)
 @torch.inference_mode()
 def test_latents_give_the_logits_of_a_whole_pass(name):
@@ -327,7 +461,7 @@ def test_fewer_latents_at_a_time_where_a_processor_has_less_memory():
 @torch.inference_mode()
 def test_modules_run_ahead_while_their_pool_grows():
     """A pool whose buffers become others; and rows that end, whose places a bucket of rows must not write."""
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     prompts = [[1, 2, 3, 4, 5], [9, 8], [7, 7, 7]]
     base = model.new_cache(1, kind="paged", block=4)
@@ -351,7 +485,7 @@ def test_modules_run_ahead_while_their_pool_grows():
 
 @torch.inference_mode()
 def test_a_static_cache_under_graphs_of_modules():
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     tokens = torch.randint(61, (2, 9), device=DEVICE)
     cache = model.new_cache(2, kind="static", capacity=40)
@@ -381,7 +515,7 @@ def test_what_makes_no_graph_is_named():
 
 @torch.inference_mode()
 def test_graphs_go_with_the_pool_they_read():
-    model = of_parts("fox")
+    model = of_parts("dape")
     steps = steps_of(model)
     for _ in range(3):
         caches = rows_of(model, [[1, 2, 3]])
@@ -433,7 +567,8 @@ def test_layers_that_are_kept_off_the_device_come_in_between(rows, monkeypatch):
 @torch.inference_mode()
 def test_a_learned_bias_of_a_layer_that_is_kept_off_the_device_is_left_to_the_modules():
     """What the layer runs with holds another layer's numbers when it is lowered. One table for all layers stays."""
-    for position, why in (("kerple", "a learned score bias of a layer"), ("t5", None)):
+    off = "a learned score bias of a layer"
+    for position, why in (("kerple", off), ("t5", None), ("shaw", off), ("xl", off), ("cope", off)):
         model = vt.build(vt.decoder(vocab=61, width=32, layers=3, heads=2, position=position), seed=1).eval().to(DEVICE)
         prompt = [1, 2, 3, 4, 5, 6]
         want = int(last_logits(model, prompt).argmax())
@@ -444,13 +579,35 @@ def test_a_learned_bias_of_a_layer_that_is_kept_off_the_device_is_left_to_the_mo
         assert steps.ahead([prompt[-1]], rows_of(model, [prompt]), 1, [GREEDY]).read().tokens == [[want]]
 
 
-@pytest.mark.parametrize("name", ["t5", "kerple", "fire"])
+@pytest.mark.parametrize("name", ["t5", "kerple", "fire", "shaw", "xl", "cope"])
 def test_a_learned_bias_that_changes_is_seen(name):
     """The kernels read what was made of its parameters."""
-    model = built(**MODELS[name])
-    steps = steps_of(model)
-    assert not steps.stale()
-    bias = model.blocks[-1].steps[0].sublayer.scorer.bias
-    with torch.no_grad():
-        next(bias.parameters()).add_(1.0)
-    assert steps.stale()
+    model = built(**(MODELS | NO_CHUNKS)[name])
+    biases = [p for n, p in model.named_parameters() if "scorer" in n or n.endswith(".u")]
+    assert biases
+    for parameter in biases:
+        steps = steps_of(model)
+        assert not steps.stale()
+        with torch.no_grad():
+            parameter.add_(1.0)
+        assert steps.stale()
+
+
+@torch.inference_mode()
+def test_vectors_of_distances_grow_with_the_text(monkeypatch):
+    """One set of tables for all graphs: the longest that was asked for."""
+    monkeypatch.setattr("vantage.model.lowered.gpu_steps.LEAST_ANGLES", 8)
+    model = built(**NO_CHUNKS["xl"])
+    steps, text = steps_of(model), [1, 2, 3, 4, 5]
+    cache = rows_of(model, [text])[0]
+    for [token] in steps.ahead([text[-1]], [cache], 2, [GREEDY]).read().tokens:
+        text.append(token)
+    assert [shape.angles for shape in steps._graphs] == [8]
+    for [token] in steps.ahead([text[-1]], [cache], 6, [GREEDY]).read().tokens:
+        assert token == int(last_logits(model, text).argmax())
+        text.append(token)
+    assert [shape.angles for shape in steps._graphs] == [16]
+    short = [9, 8, 7]
+    [[token]] = steps.ahead([short[-1]], rows_of(model, [short]), 1, [GREEDY]).read().tokens
+    assert token == int(last_logits(model, short).argmax())
+    assert [shape.angles for shape in steps._graphs] == [16]

@@ -49,6 +49,7 @@ SPECS = {
     "no last norm": replace(spec(), norm=None),
     "head": replace(spec(), head=Head(bias=True, scale=0.5, softcap=3.0)),
     "tied": replace(spec(), head=Head(tied=True)),
+    "xpos": spec(position=vt.XPos(scale_base=16)),
 }
 
 

@@ -122,13 +122,13 @@ def test_bounds_are_known_declared_or_asked_for():
 
 def test_tables_are_made_once_for_each_side():
     part, pos = build(4), Positions.arange(2, 3)
-    q, k = part.tables(pos, F64, 1), part.tables(pos, F64, -1)
-    assert build(4).tables(pos, F64, 1)[0] is q[0]
+    q, k = part.query_tables.tables(pos, F64), part.key_tables.tables(pos, F64)
+    assert build(4).query_tables.tables(pos, F64)[0] is q[0]
     assert q[0] is not k[0]
     assert q[0].shape == (1, 1, 3, 4)
-    assert build(4).tables(pos, torch.float32, 1)[0].dtype == torch.float32
-    assert build(4, base=5.0).tables(pos, F64, 1)[0] is not q[0]
-    assert build(6).tables(pos, F64, 1)[0].shape[-1] == 6
+    assert build(4).query_tables.tables(pos, torch.float32)[0].dtype == torch.float32
+    assert build(4, base=5.0).query_tables.tables(pos, F64)[0] is not q[0]
+    assert build(6).query_tables.tables(pos, F64)[0].shape[-1] == 6
 
 
 def test_half_precision_and_empty_places():

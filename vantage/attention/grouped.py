@@ -13,6 +13,7 @@ from vantage.attention.scorer import MakesNormaliser, Scorer, head_outputs, keys
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
 from vantage.spec.fingerprint import LATER
+from vantage.spec.forms import GateSums
 from vantage.spec.model import BuildContext, CacheShape, NormConfig, Scores
 from vantage.spec.native import LANES, CannotLower, HeadColumns, Program, no_native_form
 from vantage.spec.normalisers import Argmax, Entmax15, OffByOne, Sigmoid, Softmax, Sparsemax, StickBreaking
@@ -231,7 +232,9 @@ class GroupedQueryAttention(nn.Module):
         keys = HeadColumns(qkv, self.widths[0], s.kv_heads, s.key_dim)
         for transform in self.qk:
             program.transform(transform, queries, keys)
-        attended = program.attend(qkv, self.index, s, scores)
+        gate = scores.bias.gate if isinstance(scores.bias, GateSums) else None
+        gates = None if gate is None else program.linear(gate, src, None, "gates")
+        attended = program.attend(qkv, self.index, s, scores, gates)
         return program.linear(self.out, attended, into, "out of attention")
 
 

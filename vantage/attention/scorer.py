@@ -12,7 +12,16 @@ from vantage.attention.indexer import choice_of
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, PositionParts
 from vantage.spec.chosen import ChosenKeys
-from vantage.spec.forms import DistanceForm, HasForm
+from vantage.spec.forms import (
+    DistanceForm,
+    GateSums,
+    HasForm,
+    HasGateSums,
+    HasQueryForm,
+    QueryForm,
+    ValueTable,
+    value_form_of,
+)
 from vantage.spec.indexing import Indexer, IndexerInputs
 from vantage.spec.kept import StreamSource
 from vantage.spec.masks import causal_window
@@ -113,15 +122,29 @@ class Scorer(nn.Module):
         window = causal_window(self.mask)
         if window is None:
             raise CannotLower(f"the mask {self.mask} has no native form")
-        if self.value_bias is not None:
-            raise no_native_form(self.value_bias)
         if self.normaliser is not None or self.scores.normalise != Softmax():
             raise CannotLower("only a plain softmax has a native form")
+        form, values = self._bias_form(), self._value_form()
+        # what a gate's numbers are made of is multiplied as it is, like other weights
+        biases = [None if isinstance(form, GateSums) else self.bias, self.value_bias]
+        learned = tuple(parameter for part in biases if isinstance(part, nn.Module) for parameter in part.parameters())
+        return ScoreForm(self.scale, self.scores.softcap, window, form, self.sinks, learned, values)
+
+    def _bias_form(self) -> DistanceForm | QueryForm | GateSums | None:
+        if implements(self.bias, HasQueryForm):
+            return cast(HasQueryForm, self.bias).query_form()
+        if implements(self.bias, HasGateSums):
+            return cast(HasGateSums, self.bias).gate_sums()
         form = cast(HasForm, self.bias).form() if implements(self.bias, HasForm) else self.bias
         if not (form is None or isinstance(form, DistanceForm)):
             raise no_native_form(self.bias)
-        learned = tuple(self.bias.parameters()) if isinstance(self.bias, nn.Module) else ()
-        return ScoreForm(self.scale, self.scores.softcap, window, form, self.sinks, learned)
+        return form
+
+    def _value_form(self) -> ValueTable | None:
+        form = None if self.value_bias is None else value_form_of(self.value_bias)
+        if form is None and self.value_bias is not None:
+            raise no_native_form(self.value_bias)
+        return form
 
     def operations(self, tokens: int) -> int:
         """Of what makes the normaliser."""

@@ -15,7 +15,7 @@ from vantage.errors import BadInput, Refused
 from vantage.position.angles import wide
 from vantage.position.by_order import ByOrder
 from vantage.position.relative import runs
-from vantage.spec.forms import CountTable
+from vantage.spec.forms import CountTable, QueryCounts
 from vantage.spec.masks import Causal, SameSegment, dense, visible
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import BiasInputs, Dense, Parts, Shape
@@ -68,6 +68,9 @@ class CountedPositions(nn.Module):
         # heads of a token lie side by side: seen so, the product takes no copy of the queries
         by_token = inputs.q_raw.transpose(1, 2)
         return inputs.dense(self.whole, lambda: CountTable((by_token @ self.table.T).transpose(1, 2), inputs.scale))
+
+    def query_form(self) -> QueryCounts:
+        return QueryCounts(self.table)
 
     def whole(self, inputs: BiasInputs) -> Tensor:
         count = self.counts(inputs.q, inputs.k, inputs.q_pos, inputs.k_pos, inputs.scale)

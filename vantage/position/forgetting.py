@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vantage.errors import Refused
 from vantage.position.angles import wide
-from vantage.spec.forms import QueryAndKey
+from vantage.spec.forms import GateSums, QueryAndKey
 from vantage.spec.kept import KeptStream
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import INIT_STD, BiasInputs, Parts, Shape
@@ -65,6 +65,9 @@ class ForgetGate(nn.Module):
         """ln f of these tokens, (B, G, T, H / G)."""
         logs = F.logsigmoid(self.gate(x_BTD).to(wide(x_BTD.dtype)))
         return (logs.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2),)
+
+    def gate_sums(self) -> GateSums:
+        return GateSums(self.gate)
 
     def at(self, inputs: BiasInputs) -> QueryAndKey:
         """F of the query less F of the key."""

@@ -30,11 +30,15 @@ def distance_waves(pos: Positions, highest: int, n: int, dim: int, base: float, 
     """sin and then cos of the distances highest, highest - 1, …, n of them, (n, dim), once for all layers."""
 
     def make() -> Tensor:
-        distances = highest - torch.arange(n, device=pos.device)
-        angle = distances[:, None] * frequencies(dim, base, pos.device)
-        return torch.cat((angle.sin().to(dtype), angle.cos().to(dtype)), -1)
+        return waves(highest - torch.arange(n, device=pos.device), dim, base, dtype)
 
     return pos.once(("distance waves", highest, n, dim, base, dtype), make)
+
+
+def waves(distances_n: Tensor, dim: int, base: float, dtype: torch.dtype) -> Tensor:
+    """Their sines and then cosines, (n, dim)."""
+    angle = distances_n[:, None] * frequencies(dim, base, distances_n.device)
+    return torch.cat((angle.sin().to(dtype), angle.cos().to(dtype)), -1)
 
 
 def runs(q_pos: Positions, k_pos: Positions) -> bool:

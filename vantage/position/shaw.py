@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.position.angles import need_whole
-from vantage.spec.forms import RowTable, ValueTable
+from vantage.spec.forms import QueryDistances, RowTable, ValueTable
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import BiasInputs, Parts, Pointwise, Shape
 from vantage.spec.positions import Place, Positions
@@ -91,6 +91,14 @@ class KeyDistances(nn.Module):
         need_whole(inputs.q_pos, "Shaw's table")
         need_whole(inputs.k_pos, "Shaw's table")
         return ShawBias(inputs.scale * (inputs.q_raw @ self.table.T))
+
+    def query_form(self) -> QueryDistances:
+        return QueryDistances(self.looking_back, last=len(self.table) // 2)
+
+    def looking_back(self, n: int) -> Tensor:
+        """(1, n, d): the vectors of so many distances i - j, from 0 on."""
+        back = self.table[: len(self.table) // 2 + 1].flip(0)
+        return back[torch.arange(n, device=back.device).clamp_max(len(back) - 1)][None]
 
 
 class ValueDistances(nn.Module):

@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from vantage.position.angles import need_even
-from vantage.position.relative import distance_waves, runs, sinusoid_scores
+from vantage.position.angles import need_even, wide
+from vantage.position.relative import distance_waves, runs, sinusoid_scores, waves
 from vantage.spec.abilities import Effect
-from vantage.spec.forms import DistanceKeys
+from vantage.spec.forms import DistanceKeys, QueryDistances
+from vantage.spec.native import HeadColumns, Program
 from vantage.spec.operations import AttentionWork
 from vantage.spec.parts import INIT_STD, BiasInputs, Dense, Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
+
+AT_ONCE = 8192  # distances whose sinusoids are in memory together
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class QueryBias(nn.Module):
     def query_shift(self) -> Tensor:
         return self.u
 
+    def native_transform(self, program: Program, queries: HeadColumns, keys: HeadColumns) -> None:
+        program.shift(self.u, queries)
+
 
 @dataclass(frozen=True)
 class DistanceTerm:
@@ -101,8 +107,7 @@ class DistanceBias(nn.Module):
             return some.scale * sinusoid_scores(sines, cosines, some.q_pos, some.k_pos, base)
 
         def keys(highest: int, n: int) -> Tensor:
-            waves = distance_waves(inputs.q_pos, highest, n, w_r.shape[-1], base, w_r.dtype)
-            return (waves @ w_r.flatten(0, 1).T).unflatten(-1, w_r.shape[:2]).transpose(0, 1)
+            return _projected(distance_waves(inputs.q_pos, highest, n, w_r.shape[-1], base, w_r.dtype), w_r)
 
         if not runs(inputs.q_pos, inputs.k_pos):
             return inputs.dense(whole, pairwise=True)
@@ -112,6 +117,26 @@ class DistanceBias(nn.Module):
                 whole, lambda: DistanceKeys(inputs.q_raw + v[:, None], keys, inputs.scale), pairwise=True
             )
         return inputs.dense(whole, lambda: DistanceKeys(None, keys, inputs.scale, v - shift), pairwise=True)
+
+    def query_form(self) -> QueryDistances:
+        return QueryDistances(self.distance_keys, self.v)
+
+    def distance_keys(self, n: int) -> Tensor:
+        """(H, n, d): W_r R(δ) of so many distances from 0 on, rounded once; some at a time, since R is as wide as the
+        model."""
+        w_r, base = self.w_r.detach(), self.config.base
+        exact = w_r.to(wide(w_r.dtype))
+        made = torch.empty(len(w_r), n, w_r.shape[1], dtype=w_r.dtype, device=w_r.device)
+        for first in range(0, n, AT_ONCE):
+            distances = torch.arange(first, min(first + AT_ONCE, n), device=w_r.device)
+            some = _projected(waves(distances, w_r.shape[-1], base, exact.dtype), exact)
+            made[:, first : first + AT_ONCE] = some
+        return made
+
+
+def _projected(waves_nD: Tensor, w_r: Tensor) -> Tensor:
+    """(H, n, d)"""
+    return (waves_nD @ w_r.flatten(0, 1).T).unflatten(-1, w_r.shape[:2]).transpose(0, 1)
 
 
 ENTRY = Entry(

@@ -19,6 +19,7 @@ from vantage.errors import BadInput
 from vantage.position.angles import angles, at_most, frequencies, need_even, rows
 from vantage.position.rope import PAIRINGS, banded, check_pairing, join, rotate
 from vantage.spec.abilities import Bands, Effect
+from vantage.spec.native import HeadColumns, Program
 from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
 from vantage.spec.registry import Entry, parameter
@@ -67,17 +68,31 @@ class FadingRotation(nn.Module):
     def __init__(self, config: XPos, dim: int):
         super().__init__()
         self.config, self.dim = config, dim
+        self.query_tables, self.key_tables = (FadingTables(config, dim, sign) for sign in (1, -1))
 
     def query(self, q_BHTd: Tensor, pos: Positions) -> Tensor:
-        return rotate(q_BHTd, *self.tables(pos, q_BHTd.dtype, 1), self.config.pairing)
+        return rotate(q_BHTd, *self.query_tables.tables(pos, q_BHTd.dtype), self.config.pairing)
 
     def key(self, k_BGTd: Tensor, pos: Positions) -> Tensor:
-        return rotate(k_BGTd, *self.tables(pos, k_BGTd.dtype, -1), self.config.pairing)
+        return rotate(k_BGTd, *self.key_tables.tables(pos, k_BGTd.dtype), self.config.pairing)
+
+    def native_transform(self, program: Program, queries: HeadColumns, keys: HeadColumns) -> None:
+        for tables, heads in ((self.query_tables, queries), (self.key_tables, keys)):
+            program.rotate(tables, heads, self.dim, adjacent=self.config.pairing == "adjacent")
 
     def bands(self, pos: Positions) -> Bands:
         return Bands(frequencies(self.dim, self.config.base), banded(self.dim, self.dim, self.config.pairing))
 
-    def tables(self, pos: Positions, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
+
+@dataclass(frozen=True)
+class FadingTables:
+    """What queries (sign 1) or keys (-1) are turned and scaled by."""
+
+    config: XPos
+    dim: int
+    sign: int
+
+    def tables(self, pos: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and signed sin times ζ^(sign·n/s), (R, 1, T, d), made once for all layers of a forward pass."""
 
         def make() -> tuple[Tensor, Tensor]:
@@ -86,14 +101,19 @@ class FadingRotation(nn.Module):
             freq = frequencies(self.dim, c.base, pos.device)
             angle = angles(rows(pos), freq)
             pair = torch.arange(0, self.dim, 2, device=freq.device, dtype=freq.dtype) / self.dim
-            fade = ((pair + c.gamma) / (1 + c.gamma)) ** angles(rows(pos), freq.new_full((1,), sign / c.scale_base))
+            fade = ((pair + c.gamma) / (1 + c.gamma)) ** angles(
+                rows(pos), freq.new_full((1,), self.sign / c.scale_base)
+            )
             cos, sin = angle.cos() * fade, angle.sin() * fade
             return join(cos, cos, c.pairing).to(dtype), join(-sin, sin, c.pairing).to(dtype)
 
-        return pos.once((self.config, self.dim, dtype, sign), make)
+        return pos.once((self.config, self.dim, dtype, self.sign), make)
+
+    def last_position(self, dtype: torch.dtype) -> int:
+        return self.config.last_position(dtype)
 
     def _check(self, pos: Positions, dtype: torch.dtype) -> None:
-        last = self.config.last_position(dtype)
+        last = self.last_position(dtype)
         top = at_most(pos, "xPos", last)
         if top > last:
             raise BadInput(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vantage.errors import BadInput
 from vantage.spec.parts import Dense, Pointwise, ValueBias
@@ -186,8 +186,45 @@ class CountTable:
     scale: float
 
 
+@dataclass(frozen=True, eq=False)
+class QueryDistances:
+    """scale · (q_i + offset[h])·keys[h] at i - j, for queries as they are projected, whatever they are: Shaw's keys,
+    Transformer-XL, shifted positions.
+
+    It is what the bias of every query is made of. So a kernel can make a new query's numbers by distance (a
+    ``RowTable``) where the query is.
+    """
+
+    keys: Callable[[int], Tensor]  # so many distances from 0 on: their vectors, (H or 1, n, d)
+    offset: Tensor | None = None  # (H, d)
+    last: int | None = None  # further out is as at this distance; ``None``: each has a vector of its own
+
+
+@dataclass(frozen=True, eq=False)
+class QueryCounts:
+    """q_i·vectors at the count of ``CountTable``, for queries as they are projected: CoPE, whatever the queries are."""
+
+    vectors: Tensor  # (P, d)
+
+
+@dataclass(frozen=True, eq=False)
+class GateSums:
+    """F at the query less F at the key, where F is the sum of ln σ(gate) over a row up to a token: FoX. The sums are
+    kept as a stream beside keys and values."""
+
+    gate: nn.Module  # from what goes into the attention to a number for each head
+
+
+@runtime_checkable
+class HasGateSums(Protocol):
+    """The module of a score bias that is such a difference."""
+
+    def gate_sums(self) -> GateSums: ...
+
+
 # of a query and a key, only where they stand
 DistanceForm = Slope | LogDistance | PowerDistance | DistanceTable | RatioPieces | RatioNetwork
+QueryForm = QueryDistances | QueryCounts  # of a query's numbers as well
 PointwiseForm = DistanceForm | RowTable | QueryAndKey
 Form = PointwiseForm | DistanceKeys | CountTable
 
@@ -218,6 +255,13 @@ class HasForm(Protocol):
     """A bias, or the module that makes it whatever its inputs are, that says what it is; ``None``: no bias at all."""
 
     def form(self) -> Form | None: ...
+
+
+@runtime_checkable
+class HasQueryForm(Protocol):
+    """A module that makes a bias of queries, and says what it makes of each."""
+
+    def query_form(self) -> QueryForm: ...
 
 
 def form_of(bias: Pointwise | Dense) -> Form | None:

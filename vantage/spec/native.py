@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from vantage.spec.forms import DistanceForm
+from vantage.spec.forms import DistanceForm, GateSums, QueryForm, ValueTable
 from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
@@ -63,9 +63,15 @@ class ScoreForm(NamedTuple):
     scale: float
     softcap: float | None
     window: int  # 0: all that came before
-    bias: DistanceForm | None
+    bias: DistanceForm | QueryForm | GateSums | None
     sinks: Tensor | None
-    learned: tuple[Tensor, ...] = ()  # what ``bias`` was made of: when one of them changes, it is no longer true
+    learned: tuple[Tensor, ...] = ()  # what biases were made of: when one of them changes, they are no longer true
+    values: ValueTable | None = None
+
+    @property
+    def reads_positions(self) -> bool:
+        """Whether it matters how far a key is."""
+        return self.bias is not None or self.values is not None
 
 
 class LatentDims(NamedTuple):
@@ -91,6 +97,21 @@ class AngleTables(Protocol):
     """A rotation whose cosines and sines are handed to every call of a program."""
 
     def tables(self, pos: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+
+
+@runtime_checkable
+class EndingTables(Protocol):
+    """A rotation whose numbers leave the range of a dtype."""
+
+    def last_position(self, dtype: torch.dtype) -> int: ...
+
+
+def fewest_positions(positions: int | None, tables: AngleTables, dtype: torch.dtype) -> int | None:
+    """So many, or those that a rotation has, if they are fewer; ``None``: any."""
+    if not isinstance(tables, EndingTables):
+        return positions
+    own = tables.last_position(dtype) + 1
+    return own if positions is None else min(positions, own)
 
 
 class Program(Protocol):
@@ -124,8 +145,13 @@ class Program(Protocol):
         """In place: the first ``turned`` dimensions of each head, by pairs."""
         ...
 
-    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
-        """Append the keys and values of a buffer to the layer's cache and attend: (rows, heads · value_dim)."""
+    def shift(self, offset: Tensor, heads: HeadColumns) -> None:
+        """In place: add a vector (heads, head_dim) that is the same for every row."""
+        ...
+
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm, gates: int | None = None) -> int:
+        """Append the keys and values of a buffer to the layer's cache and attend: (rows, heads · value_dim).
+        ``gates``: the buffer of what the gates of ``GateSums`` gave."""
         ...
 
     def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:

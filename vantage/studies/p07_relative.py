@@ -109,7 +109,7 @@ def _model(position: str, seed: int) -> Model:
 def _shifted(anchor: int = 3) -> float:
     """The library's bias, made as one matrix product, against S0's words: every query stands at ``anchor``."""
     dim, scale = 8, 0.5
-    bias = ShiftedBias(Shifted(anchor))
+    bias = ShiftedBias(Shifted(anchor), dim)
     q, pos = random_normal(1, HEADS, COUNT, dim), Positions.arange(1, COUNT)
     i, j = torch.arange(COUNT)[:, None], torch.arange(COUNT)
     encoded = sinusoid(anchor - (i - j), dim)  # (T, S, d)

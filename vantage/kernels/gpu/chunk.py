@@ -17,7 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, in_8_bits, rotated
-from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
+from vantage.kernels.gpu.gate_sums import keep_chunk, kept_sums, with_group_sums
+from vantage.kernels.gpu.score_bias import DeviceBias, bias_row, form_constants, head_numbers, scored
+from vantage.kernels.gpu.tiles import QUERY_AND_KEY
+from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_band_of_values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 PLACED = 16  # tokens whose keys a program writes
@@ -75,7 +78,7 @@ def place(
     d = tl.arange(0, D_TILE)[None, :]
     inside = (i < new)[:, None] & (d < D)
     row = i.to(tl.int64)[:, None] * ((H + G) * D + G * E)
-    angle = (tl.load(pos) + i).to(tl.int64)[:, None] * turned
+    angle = (tl.load(pos) + i).to(tl.int64)[:, None] * (turned * (1 + TURN // 4))
     angle = tl.where((i < new)[:, None], angle, 0)  # the tables may end before the bucket does
     size = tl.zeros((TOKENS, 1), tl.float32)
     if head < H:
@@ -84,10 +87,11 @@ def place(
             raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
             size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
         q = rotated(qkv, at, d, inside, cos + angle, sin + angle, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
-                    TURN)  # fmt: skip
+                    TURN % 4)  # fmt: skip
         tl.store(queries + i.to(tl.int64)[:, None] * (H * D) + head * D + d, q.to(TYPE), mask=inside)
     else:
         g = head - H
+        angle += turned * (TURN // 4)
         e = tl.arange(0, E_TILE)[None, :]
         k_base, v_base, k_scales, v_scales = _kept(stores + layer * 8, g, D, E, TYPE, INT8)
         missing = 0
@@ -99,7 +103,7 @@ def place(
             raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
             size = tl.rsqrt(tl.sum(raw * raw, 1) / D + k_eps)[:, None]
         k = rotated(qkv, at, d, inside, cos + angle, sin + angle, k_gain, size, k_offset, D, turned, K_NORM, K_GAIN,
-                    TURN).to(TYPE)  # fmt: skip
+                    TURN % 4).to(TYPE)  # fmt: skip
         kept = (i < new)[:, None] & (e < E)
         v = tl.load(qkv + row + (H + G) * D + g * E + e, mask=kept, other=0.0).to(TYPE)
         if INT8:
@@ -114,13 +118,14 @@ def place(
 @triton.jit
 def _over_keys(
     q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, end, last, seen, h, mine, bias_a, bias_b,
-    bias_one, bias_two, bias_width, scale, cap, window,
+    bias_one, bias_two, bias_width, scale, cap, window, origin, values, value_width,
     D: tl.constexpr, E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, KEYS: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """What the queries make of the keys from start to end. ``seen``: the last that each of them sees; ``last``: the
-    end of what is written. Not MASKED: all of them see all of these."""
+    end of what is written. Not MASKED: all of them see all of these, and none is near."""
     d = tl.arange(0, D_TILE)[None, :]
     e = tl.arange(0, E_TILE)[None, :]
     first_seen = tl.min(seen)
@@ -141,6 +146,9 @@ def _over_keys(
             s, seen[:, None] - j[None, :], first_seen - begin - (KEYS - 1), h, mine, bias_a, bias_b, bias_one, bias_two,
             bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
         )  # fmt: skip
+        if BIAS == QUERY_AND_KEY:
+            known = (j < last)[None, :]
+            s = with_group_sums(s, bias_a, origin, bias_b, tl.trans(slot), h % GROUP, known, PRECISION, GROUP)
         if MASKED:
             sees = j[None, :] <= seen[:, None]
             if WINDOW:
@@ -154,6 +162,11 @@ def _over_keys(
         fade = tl.exp2(m - safe)
         total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None]
+        if MASKED and VALUES:
+            acc = with_band_of_values(
+                acc, p, seen[:, None] - j[None, :], first_seen - begin - (KEYS - 1), tl.max(seen) - begin, e, values,
+                value_width, E,
+            )  # fmt: skip
         if INT8:
             p *= tl.trans(tl.load(v_scales + slot, mask=(j < last)[:, None], other=0.0))
         acc = tl.dot(p.to(TYPE), v.to(TYPE), acc, input_precision=PRECISION)
@@ -182,11 +195,12 @@ def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: 
 @triton.jit(do_not_specialize=["layer", "tokens", "splits"])
 def attend(
     queries, out, stores, held, count, pos, gone, table, bias_one, bias_two, sinks, sums, highest, totals, arrived,
-    layer, tokens, splits, scale, cap, window, bias_width, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    layer, tokens, splits, scale, cap, window, bias_width, values, value_width,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr,
     BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
-    INT8: tl.constexpr, STAGES: tl.constexpr,
+    INT8: tl.constexpr, STAGES: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. At most
     ``splits`` programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins it."""
@@ -223,23 +237,37 @@ def attend(
     q_at = queries + i.to(tl.int64)[:, None] * (H * D) + h[:, None] * D + d
     q = tl.load(q_at, mask=mine[:, None] & (d < D), other=0.0)
     at = (tl.load(pos) + i)[:, None]
-    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], at, mine[:, None], BIAS)
+    bias_h = bias_row(i, h, H, BIAS)[:, None]
+    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, bias_h, at, mine[:, None], BIAS)
     seen = n + i
+    origin = 0.0
+    if BIAS == QUERY_AND_KEY:  # the sums of the new tokens are kept already
+        bias_b = kept_sums(bias_two, 0, g, GROUP)
+        begun = _slots(blocks, n + first, first < new, BLOCK) * GROUP
+        own = _slots(blocks, seen, i < new, BLOCK) * GROUP + r % HEADS
+        bias_a = tl.load(bias_b + own, mask=mine, other=0.0) - tl.load(bias_b + begun + r % HEADS, mask=mine, other=0.0)
+        bias_a = bias_a[:, None]
+        head = tl.arange(0, HEADS if HEADS > 16 else 16)  # the matrix units take no fewer
+        origin = tl.load(bias_b + begun + head, mask=head < GROUP, other=0.0)[:, None]
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, E_TILE), tl.float32)
     whole = start
     if not WINDOW:  # up to the first token's own key everybody sees everything
-        whole = start + tl.maximum(tl.minimum(end, n + first + 1) - start, 0) // KEYS * KEYS
+        near = 0
+        if VALUES:
+            near = value_width - 1
+        whole = start + tl.maximum(tl.minimum(end, n + first + 1 - near) - start, 0) // KEYS * KEYS
         m, total, acc = _over_keys(
-            q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, whole, last, seen, h[:, None],
-            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE,
-            KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES,
+            q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, start, whole, last, seen, bias_h,
+            mine[:, None], bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, origin, values,
+            value_width, D, E, D_TILE, E_TILE, KEYS, BLOCK, False, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE,
+            INT8, STAGES, GROUP, VALUES,
         )  # fmt: skip
     m, total, acc = _over_keys(
-        q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, whole, end, end, seen, h[:, None], mine[:, None],
-        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, D, E, D_TILE, E_TILE, KEYS, BLOCK, True,
-        SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES,
+        q, m, total, acc, k_base, v_base, k_scales, v_scales, blocks, whole, end, end, seen, bias_h, mine[:, None],
+        bias_a, bias_b, bias_one, bias_two, bias_width, scale, cap, window, origin, values, value_width, D, E, D_TILE,
+        E_TILE, KEYS, BLOCK, True, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP, VALUES,
     )  # fmt: skip
     if active > 1:
         first_at = i * H + h
@@ -254,6 +282,8 @@ def attend(
             return
         tl.store(arrived + tile * G + g, 0)
         m, total, acc = _joined(sums, highest, totals, first_at, e, mine, m, total, acc, active, step, E)
+    if VALUES:
+        acc += total[:, None] * far_values(values, value_width, e, E)
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     to = out + i.to(tl.int64)[:, None] * (H * E) + h[:, None] * E + e
@@ -334,6 +364,7 @@ def attend_chunk(
     tile: ChunkTile | None = None,
     least: int = LEAST,
     int8: bool = False,
+    values: DeviceValues | None = None,
 ) -> None:
     """out (T, heads · value_dim) from qkv (T, queries | keys | values), both contiguous; ``queries``: room for as many,
     turned. ``stores``: (layers, ADDRESS) int64, as ``decode`` has them."""
@@ -349,10 +380,12 @@ def attend_chunk(
     first[(triton.cdiv(tokens, PLACED), heads + kv_heads)](
         qkv, queries, stores, at.held, at.count, at.pos, at.gone, at.table, cos, sin,
         nothing if q_gain is None else q_gain, nothing if k_gain is None else k_gain, layer, q_eps, q_offset, k_eps,
-        k_offset, turned, TOKENS=PLACED, TURN=NO_TURN if rotation is None else rotation.pairing,
+        k_offset, turned, TOKENS=PLACED, TURN=NO_TURN if rotation is None else rotation.turn,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         num_warps=4, **sizes,
     )  # fmt: skip
+    if bias is not None and bias.form == QUERY_AND_KEY.value:
+        keep_chunk(bias, at, heads, kv_heads)
     tile = tile or tile_for(tokens, heads, kv_heads, max(key_dim, value_dim), qkv.dtype)
     group = triton.next_power_of_2(heads // kv_heads)
     second: Launch = attend
@@ -360,6 +393,7 @@ def attend_chunk(
         queries, out, stores, at.held, at.count, at.pos, at.gone, at.table, nothing if bias is None else bias.one,
         nothing if bias is None else bias.two, nothing if sinks is None else sinks, *work, layer, tokens, tile.splits,
         scale, softcap or 1.0, window, 0 if bias is None else bias.width,
+        nothing if values is None else values.table, 0 if values is None else values.width, VALUES=values is not None,
         HEADS=group, ROWS=tile.rows, KEYS=tile.keys, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
         **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages, num_warps=tile.warps, **sizes,

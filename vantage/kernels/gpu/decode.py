@@ -16,23 +16,47 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
+from vantage.kernels.gpu.count_bias import counted, later_gates
+from vantage.kernels.gpu.count_tiles import by_count as number_by_count
+from vantage.kernels.gpu.gate_sums import kept_sums, log_sigmoid, sum_before, with_sums
+from vantage.kernels.gpu.row_shares import ask, blocks_of, shares_of, slots_of
+from vantage.kernels.gpu.score_bias import (
+    COUNTS,
+    PIECES_AS_PRODUCT,
+    DeviceBias,
+    bias_row,
+    first_line,
+    form_constants,
+    head_numbers,
+    scored,
+    with_line,
+)
+from vantage.kernels.gpu.tiles import QUERY_AND_KEY
+from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_near_values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
 FEWEST_SPLITS = 4  # of up to 64 rows
 ADDRESS = 8  # numbers that say where a layer's keys and values are: see ``store_numbers``
 NO_TURN, HALVES, ADJACENT = 0, 1, 2
+KEYS_APART = 4  # more, where keys are turned by tables of their own
 
 
 @dataclass(frozen=True)
 class RopeTables:
-    """RoPE by tables (positions, turned) of cosines and signed sines."""
+    """RoPE by tables (positions, turned) of cosines and signed sines; ``keys_apart``: (positions, 2, turned), those of
+    queries and behind them those of keys."""
 
     cos: Tensor
     sin: Tensor
     turned: int
     pairing: int
+    keys_apart: bool = False
+
+    @property
+    def turn(self) -> int:
+        """What a kernel is compiled for."""
+        return self.pairing + KEYS_APART * self.keys_apart
 
 
 @dataclass(frozen=True)
@@ -105,6 +129,7 @@ def rotated(x, at, d, inside, cos, sin, gain, size, offset, D, turned, NORM: tl.
 def _combine(
     out, sums, highest, totals, sinks, b, g, active, H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     E: tl.constexpr, E_TILE: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, SINKS: tl.constexpr,
+    values, value_width, VALUES: tl.constexpr,
 ):  # fmt: skip
     """The output of a group of heads from all shares of its keys, which other programs have written: so many shares at
     once, since every load waits for the memory. HEADS: a power of two, at least GROUP."""
@@ -118,6 +143,7 @@ def _combine(
     part_totals = tl.load(totals + at, mask=valid, other=0.0, cache_modifier=".cg")
     m = tl.where(r < GROUP, tl.max(high, 0), 0.0)
     total = tl.sum(part_totals * tl.where(valid, tl.exp2(high - m[None, :]), 0.0), 0)
+    of_keys = total
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=r < GROUP, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     y = tl.zeros((HEADS, E_TILE), tl.float32)
@@ -132,6 +158,8 @@ def _combine(
         some_high = tl.load(highest + some_at, mask=some_there, other=float("-inf"), cache_modifier=".cg")
         weight = tl.where(some_there, tl.exp2(some_high - m[None, :]), 0.0)
         y += tl.sum(parts * weight[:, :, None], 0)
+    if VALUES:
+        y += of_keys[:, None] * far_values(values, value_width, e, E)[None, :]
     y = y / tl.where(r < GROUP, total, 1.0)[:, None]
     to = out + b.to(tl.int64) * (H * E) + h[:, None] * E + e[None, :]
     tl.store(to, y.to(out.dtype.element_ty), mask=(r < GROUP)[:, None] & (e < E)[None, :])
@@ -147,29 +175,22 @@ def in_8_bits(x, axis: tl.constexpr):
 
 
 @triton.jit
-def _ask(pointer):
-    """Bring what is there nearer, without waiting for it."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointer.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def attend(
     qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, bias_one, bias_two, sinks, sums, highest,
     totals, arrived, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
-    turned, bias_width,
+    turned, bias_width, values, value_width,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, STAGES: tl.constexpr, PAGED: tl.constexpr, TURN: tl.constexpr,
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
     BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
-    TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr,
+    TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = H // G
     n = tl.load(held + b)
-    place = tl.load(pos + b).to(tl.int64) * turned
+    place = tl.load(pos + b).to(tl.int64) * (turned * (1 + TURN // 4))
+    key_place = place + turned * (TURN // 4)
     numbers = stores + layer * 8
     KEPT: tl.constexpr = tl.int8 if INT8 else TYPE
     k_from = b * tl.load(numbers + 2) + g * tl.load(numbers + 3)
@@ -178,26 +199,22 @@ def attend(
     v_base = tl.multiple_of(tl.load(numbers + 1).to(tl.pointer_type(KEPT)) + v_from, 16)
     k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D  # one for each token of a head
     v_scales = tl.load(numbers + 7).to(tl.pointer_type(tl.float32)) + v_from // E
-    missing = 0
-    if PAGED:
-        missing = tl.load(gone + b)
-    blocks = table + b.to(tl.int64) * table_width - missing
-    first = 0
-    if WINDOW:
-        first = tl.maximum(0, n + 1 - window)
-    count = n - first
-    share = tl.maximum(tl.cdiv(tl.cdiv(count, SPLITS), KEYS) * KEYS, LEAST)
-    active = tl.maximum(1, tl.cdiv(count, share))
+    blocks = blocks_of(table, gone, b, table_width, PAGED)
+    first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
     start = first + split * share
     end = tl.minimum(start + share, n)
+    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES_AS_PRODUCT else BIAS  # what needs no more than a score's own numbers
+    slope, level, bends, change = first_line(
+        bias_one, bias_two, bias_width, g * GROUP, GROUP, GROUP_TILE, BIAS, BREAKS
+    )  # fmt: skip
     if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
         asked = tl.minimum(start + tl.arange(0, LEAST), tl.maximum(end - 1, start)).to(tl.int64)
         if PAGED:
             asked = tl.load(blocks + asked // block).to(tl.int64) * block + asked % block
-        _ask(k_base + asked * D)
-        _ask(v_base + asked * E)
+        ask(k_base + asked * D)
+        ask(v_base + asked * E)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
@@ -215,36 +232,63 @@ def attend(
         size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
     q = rotated(
         qkv, q_at, d[None, :], inside, cos + place, sin + place, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
-        TURN,
+        TURN % 4,
     ).to(TYPE)  # fmt: skip
-    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
+    bias_h = bias_row(b, h[:, None], H, BIAS)
+    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, bias_h, tl.load(pos + b), mine[:, None], BIAS)
+    kept_to = 0
+    sum_now = tl.zeros((GROUP_TILE,), tl.float32)
+    if BIAS == QUERY_AND_KEY:
+        kept_to = kept_sums(bias_two, b, g, GROUP)
+        sum_now = sum_before(kept_to, blocks, gone + b, n, block, r, mine, PAGED, GROUP)
+        sum_now += log_sigmoid(tl.load(bias_one + b.to(tl.int64) * H + h, mask=mine, other=0.0).to(tl.float32))
 
     m = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_TILE,), tl.float32)
     acc = tl.zeros((GROUP_TILE, E_TILE), tl.float32)
-    for begin in tl.range(start, end, KEYS, num_stages=STAGES):
+    new_count = tl.zeros((GROUP_TILE,), tl.float32)
+    carry = new_count
+    if BIAS == COUNTS:
+        carry, new_count = later_gates(bias_two, b, h, mine, split, active, H, SPLITS)
+    for at in tl.range(start, end, KEYS, num_stages=STAGES):
+        begin = at
+        if BIAS == COUNTS:  # from the newest on
+            begin = start + tl.cdiv(end - start, KEYS) * KEYS - KEYS - (at - start)
         j = begin + tl.arange(0, KEYS)
         valid = j < end
-        slot = j.to(tl.int64)
-        if PAGED:
-            slot = tl.load(blocks + j // block, mask=valid, other=0).to(tl.int64) * block + j % block
+        slot = slots_of(blocks, j, valid, block, PAGED)
         k = tl.load(k_base + slot[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
         v = tl.load(v_base + slot[:, None] * E + e[None, :], mask=valid[:, None] & (e < E)[None, :], other=0.0)
         s = tl.dot(q, tl.trans(k.to(TYPE)), input_precision=PRECISION)
         if INT8:
             s *= tl.load(k_scales + slot, mask=valid, other=0.0)[None, :]
+        by_count = 0.0
+        if BIAS == COUNTS:
+            by_count, carry = counted(s, valid, carry, bias_a, bias_h, mine, bias_one, bias_width, scale)
         s = scored(
-            s, (n - j)[None, :], n - begin - (KEYS - 1), h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
-            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+            s, (n - j)[None, :], n - begin - (KEYS - 1), bias_h, mine[:, None], bias_a, bias_b, bias_one, bias_two,
+            bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
+        if BIAS == COUNTS:
+            s += by_count * 1.4426950408889634
+        if BIAS == PIECES_AS_PRODUCT:
+            s = with_line(s, (n - j)[None, :], bias_a, bias_b, slope, level, bends, change, PRECISION)
+        if BIAS == QUERY_AND_KEY:
+            known = mine[:, None] & valid[None, :]
+            s = with_sums(s, sum_now[:, None], kept_to, slot[None, :], r[:, None], known, GROUP)
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
         fade = tl.exp2(m - higher)
         total = total * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None]
+        if VALUES:
+            acc = with_near_values(
+                acc, p, n - j, n - begin - (KEYS - 1), e, values, value_width, E, PRECISION, TYPE
+            )  # fmt: skip
         if INT8:
             p *= tl.load(v_scales + slot, mask=valid, other=0.0)[None, :]
-        acc = acc * fade[:, None] + tl.dot(p.to(TYPE), v.to(TYPE), input_precision=PRECISION)
+        acc += tl.dot(p.to(TYPE), v.to(TYPE), input_precision=PRECISION)
         m = higher
 
     if split == active - 1:  # the new token
@@ -257,8 +301,9 @@ def attend(
             new_raw = tl.load(qkv + k_at + d, mask=d < D, other=0.0).to(tl.float32)
             new_size = tl.rsqrt(tl.sum(new_raw * new_raw, 0) / D + k_eps)
         new_k = rotated(
-            qkv, k_at, d, d < D, cos + place, sin + place, k_gain, new_size, k_offset, D, turned, K_NORM, K_GAIN, TURN
-        ).to(TYPE)
+            qkv, k_at, d, d < D, cos + key_place, sin + key_place, k_gain, new_size, k_offset, D, turned, K_NORM,
+            K_GAIN, TURN % 4,
+        ).to(TYPE)  # fmt: skip
         new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
         if INT8:  # what is seen is what is kept
             codes, k_scale = in_8_bits(new_k.to(tl.float32), 0)
@@ -272,17 +317,28 @@ def attend(
         else:
             tl.store(k_base + new_slot * D + d, new_k, mask=d < D)
             tl.store(v_base + new_slot * E + e, new_v, mask=e < E)
+        if BIAS == QUERY_AND_KEY:
+            tl.store(kept_to + new_slot * GROUP + r, sum_now, mask=mine)
         new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)[:, None]
         new_s = scored(
-            new_s, tl.zeros((1, 1), tl.int32), 0, h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
-            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+            new_s, tl.zeros((1, 1), tl.int32), 0, bias_h, mine[:, None], bias_a, bias_b, bias_one, bias_two,
+            bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
+        if BIAS == PIECES_AS_PRODUCT:
+            new_s += level
         new_s = tl.sum(new_s, 1)
+        if BIAS == COUNTS:
+            new_bias, _, _, _ = number_by_count(new_count, bias_one, tl.where(mine, tl.sum(bias_h, 1), 0) * bias_width,
+                                                bias_width, False)  # fmt: skip
+            new_s += new_bias * 1.4426950408889634
         new_m = tl.maximum(m, new_s)
         new_p = tl.exp2(new_s - new_m)
         new_fade = tl.exp2(m - new_m)
         total = total * new_fade + new_p
-        acc = acc * new_fade[:, None] + new_p.to(TYPE).to(tl.float32)[:, None] * new_v.to(tl.float32)[None, :]
+        seen_v = new_v
+        if VALUES:
+            seen_v = new_v.to(tl.float32) + tl.load(values + e, mask=(e < E) & (value_width > 1), other=0.0)
+        acc = acc * new_fade[:, None] + new_p.to(TYPE).to(tl.float32)[:, None] * seen_v.to(tl.float32)[None, :]
         m = new_m
 
     to = out + b.to(tl.int64) * (H * E) + h[:, None] * E + e[None, :]
@@ -297,8 +353,11 @@ def attend(
         if before < active - 1:
             return
         tl.store(arrived + b * G + g, 0)
-        _combine(out, sums, highest, totals, sinks, b, g, active, H, GROUP, HEADS, E, E_TILE, SPLITS, AT_ONCE, SINKS)
+        _combine(out, sums, highest, totals, sinks, b, g, active, H, GROUP, HEADS, E, E_TILE, SPLITS, AT_ONCE, SINKS,
+                 values, value_width, VALUES)  # fmt: skip
         return
+    if VALUES:
+        acc += total[:, None] * far_values(values, value_width, e, E)[None, :]
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=kept)
@@ -325,6 +384,17 @@ def store_numbers(tensors: Sequence[Tensor]) -> list[int]:
     scales = [t.data_ptr() for t in tensors[1::2]] if len(tensors) == 4 else [0, 0]
     strides = [(t.stride(0) if t.dim() == 4 else 0, t.stride(-3)) for t in (k, v)]
     return [k.data_ptr(), v.data_ptr(), *strides[0], *strides[1], *scales]
+
+
+def keys_at_once(keys: int, dtype: torch.dtype, key_dim: int, values: int = 0) -> int:
+    """Fewer where what a block may share is used up sooner. ``values``: the width of vectors that are added to values
+    by distance, which go through it as well; 0: there are none."""
+    keys = keys // 2 if dtype is torch.float32 or key_dim > 128 else keys
+    if not values:
+        return keys
+    width = max(key_dim, values)
+    most = (16_384 if width <= 64 else 8192) // (width * dtype.itemsize)
+    return max(16, min(keys, 1 << (most.bit_length() - 1)))
 
 
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -355,9 +425,10 @@ def decode(
     warps: int = 4,
     int8: bool = False,
     dependent: bool = False,
+    values: DeviceValues | None = None,
 ) -> None:
     """out (B, heads · value_dim) from qkv (B, queries | keys | values). ``stores``: (layers, ADDRESS) int64. ``int8``:
-    keys and values are kept in 8 bits with scales."""
+    keys and values are kept in 8 bits with scales. ``values``: what is added to values by their distance."""
     B, splits = len(qkv), work.sums.shape[1]
     nothing = rows.held
     q_gain, q_eps, q_offset = (None, 0.0, 0.0) if q_norm is None else (q_norm.gain, q_norm.eps, q_norm.offset)
@@ -367,20 +438,20 @@ def decode(
     optional = (cos, sin, q_gain, k_gain, one, two, sinks)
     extra = {"launch_pdl": True} if dependent else {}
     group, value_tile = triton.next_power_of_2(heads // kv_heads), max(16, triton.next_power_of_2(value_dim))
-    if qkv.dtype is torch.float32 or key_dim > 128:
-        keys = keys // 2  # what a block may share is used up sooner
+    keys = keys_at_once(keys, qkv.dtype, key_dim, 0 if values is None else value_dim)
     kernel: Launch = attend
     kernel[(B, kv_heads, splits)](
         qkv, out, stores, rows.held, rows.pos, rows.gone, rows.table,
         *(nothing if t is None else t for t in optional), work.sums, work.highest, work.totals, work.arrived,
         layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
         q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned, 0 if bias is None else bias.width,
+        nothing if values is None else values.table, 0 if values is None else values.width,
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
         AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
-        PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.pairing,
+        PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.turn,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,
-        DEPENDENT=dependent, num_warps=warps, **extra,
+        DEPENDENT=dependent, VALUES=values is not None, num_warps=warps, **extra,
     )  # fmt: skip

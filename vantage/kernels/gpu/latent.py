@@ -17,7 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.decode import FEWEST_SPLITS, NO_TURN, TYPES, HeadNorm, RopeTables, RowState, rotated
-from vantage.kernels.gpu.score_bias import DeviceBias, form_constants, head_numbers, scored
+from vantage.kernels.gpu.score_bias import (
+    PIECES_AS_PRODUCT,
+    DeviceBias,
+    first_line,
+    form_constants,
+    head_numbers,
+    scored,
+    with_line,
+)
 from vantage.spec.native import LatentDims
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
@@ -103,7 +111,8 @@ def prepare(
     used = b < rows
     n = tl.load(held + b, mask=used, other=-1)
     used = used & (n >= 0)
-    angle = tl.where(used, tl.load(pos + b, mask=used, other=0), 0).to(tl.int64)[:, None] * turned
+    angle = tl.where(used, tl.load(pos + b, mask=used, other=0), 0).to(tl.int64)[:, None]
+    angle *= turned * (1 + TURN // 4)
     d = tl.arange(0, ROPE_TILE)[None, :]
     inside = used[:, None] & (d < ROPE)
     nothing = tl.zeros((TILE, 1), tl.float32)
@@ -120,8 +129,9 @@ def prepare(
             tl.store(to + r[None, :], y.to(TYPE), mask=used[:, None] & (r < R)[None, :])
         if ROPE:
             turned_q = rotated(
-                q, row + NOPE, d, inside, cos + angle, sin + angle, gain, nothing, 0.0, ROPE, turned, False, False, TURN
-            )
+                q, row + NOPE, d, inside, cos + angle, sin + angle, gain, nothing, 0.0, ROPE, turned, False, False,
+                TURN % 4,
+            )  # fmt: skip
             tl.store(to + R + d, turned_q.to(TYPE), mask=inside)
     else:
         numbers = stores + layer * 8
@@ -137,9 +147,11 @@ def prepare(
             latent *= offset + tl.load(gain + r, mask=r < R, other=0.0).to(tl.float32)
         tl.store(to + r, latent.to(TYPE), mask=kept)
         if ROPE:
+            angle += turned * (TURN // 4)
             key = rotated(
-                kv, row + R, d, inside, cos + angle, sin + angle, gain, nothing, 0.0, ROPE, turned, False, False, TURN
-            )
+                kv, row + R, d, inside, cos + angle, sin + angle, gain, nothing, 0.0, ROPE, turned, False, False,
+                TURN % 4,
+            )  # fmt: skip
             tl.store(to + R + d, key.to(TYPE), mask=inside)
 
 
@@ -188,6 +200,10 @@ def attend(
     content = tl.load(row + r, mask=mine[:, None] & (r < R), other=0.0)
     place = tl.load(row + R + d, mask=mine[:, None] & (d < ROPE), other=0.0)
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, h[:, None], tl.load(pos + b), mine[:, None], BIAS)
+    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES_AS_PRODUCT else BIAS
+    slope, level, bends, change = first_line(
+        bias_one, bias_two, bias_width, tile * HEADS, HEADS, HEADS_TILE, BIAS, BREAKS
+    )  # fmt: skip
     m = tl.full((HEADS_TILE,), float("-inf"), tl.float32)
     total = tl.zeros((HEADS_TILE,), tl.float32)
     acc = tl.zeros((HEADS_TILE, R_TILE), tl.float32)
@@ -205,8 +221,10 @@ def attend(
             s = tl.dot(place, tl.trans(key), s, input_precision=PRECISION)
         s = scored(
             s, (n - 1 - j)[None, :], n - begin - KEYS, h[:, None], mine[:, None], bias_a, bias_b, bias_one, bias_two,
-            bias_width, scale, cap, SOFTCAP, BIAS, BREAKS,
+            bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
         )  # fmt: skip
+        if BIAS == PIECES_AS_PRODUCT:
+            s = with_line(s, (n - 1 - j)[None, :], bias_a, bias_b, slope, level, bends, change, PRECISION)
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
@@ -291,7 +309,7 @@ def decode_latent(
         q, kv, work.queries, k_up, nothing if norm.gain is None else norm.gain, stores, rows.held, rows.pos, rows.gone,
         rows.table, cos, sin, layer, B, *places, norm.eps, norm.offset, turned, H=sizes.heads, R=sizes.rank,
         NOPE=sizes.nope, TILE=ROWS, NOPE_TILE=max(16, triton.next_power_of_2(sizes.nope)), COLUMNS=COLUMNS,
-        TURN=NO_TURN if rotation is None else rotation.pairing, GAIN=norm.gain is not None, num_warps=4, **tile,
+        TURN=NO_TURN if rotation is None else rotation.turn, GAIN=norm.gain is not None, num_warps=4, **tile,
         **roped, **precision,
     )  # fmt: skip
     heads = heads_at_once(sizes.heads)

@@ -2,7 +2,7 @@
 
 Every weight is read once, for all rows, and becomes a number of the model's type in registers. A word holds numbers of
 several inputs, one after the other: the first number of all words is one product, the second another, so that nothing
-is put into another order but the rows, which are few.
+is put into another order but the rows, which are few. Numbers of 6 bits have three words for 16 inputs instead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vantage.kernels.gpu.packed import DeviceBlocks, blocks_of, scales_of
 from vantage.kernels.packed_layout import FORMS
+from vantage.kernels.untested import Untested
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 FEWEST_ROWS = MOST_ROWS = 16  # that a product is made for; more were not measured
@@ -30,26 +31,54 @@ def _tile(
     SHARE: tl.constexpr, WIDE: tl.constexpr, MINIMUM: tl.constexpr, NIBBLES: tl.constexpr, INPUTS: tl.constexpr,
     SCALES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """So many words of every output from ``start`` on, their fifth bits (the same where there are none), scales and
-    minima, each (words, outputs)."""
+    """So many words of every output from ``start`` on, or threes of them, their fifth bits or second words (the same
+    where there are none), third words, scales and minima, each (words, outputs)."""
     PARTS: tl.constexpr = INPUTS // 32
+    OF_PART: tl.constexpr = 2 if LOW == 6 else LOW  # words of 32 inputs, or threes of them
     w = start + tl.arange(0, TILE)
     inside = (w < count)[:, None] & valid
-    part, of_part = w // LOW, w % LOW
+    part, of_part = w // OF_PART, w % OF_PART
     block = first + (part // PARTS)[:, None] * stride
     begin = (block + (SCALES + part % PARTS * (64 * (LOW + HIGH)))[:, None]) // 4 + lane
     # 16 outputs side by side, from a multiple of 32 bytes on: the compiler does not see it
     begin = tl.max_contiguous(tl.multiple_of(begin, (1, 8)), (1, 16))
-    at = words + begin + (of_part * 16)[:, None]
+    at = words + begin + (of_part * (16 * LOW // OF_PART))[:, None]
     word = tl.load(at, mask=inside, other=0, eviction_policy="evict_first")
     high = word
+    third = word
     if HIGH:
         high = tl.load(words + begin + 16 * LOW, mask=inside, other=0) >> (of_part * (16 // LOW))[:, None]
-    share = (part % PARTS * 32 + of_part * (32 // LOW)) // SHARE
+    if LOW == 6:
+        high = tl.load(at + 16, mask=inside, other=0, eviction_policy="evict_first")
+        third = tl.load(at + 32, mask=inside, other=0, eviction_policy="evict_first")
+    share = (part % PARTS * 32 + of_part * (32 // OF_PART)) // SHARE
     scale, minimum = scales_of(
         halves, factors, block, share[:, None], lane, inside, WIDE, MINIMUM, NIBBLES, INPUTS // SHARE
     )
-    return word, high, scale, minimum
+    return word, high, third, scale, minimum
+
+
+@triton.jit
+def _number(word, high, third, i: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """The number of input i of a word, or of three: see ``kernels.packed_layout``."""
+    if LOW == 6:
+        half = i % 2 * 16
+        if i < 4:
+            number = word >> (half + i // 2 % 2 * 10)
+        elif i < 8:
+            number = high >> (half + i // 2 % 2 * 10)
+        elif i < 12:
+            number = third >> (half + i // 2 % 2 * 10)
+        elif i < 14:
+            number = ((word >> (half + 6)) & 15) | ((high >> (half + 6)) & 3) << 4
+        else:
+            number = ((third >> (half + 6)) & 15) | ((high >> (half + 8)) & 3) << 4
+        number = number & 63
+    else:
+        number = (word >> (i // 2 * LOW + i % 2 * 16)) & ((1 << LOW) - 1)
+        if HIGH:
+            number |= ((high >> (i // 2 + i % 2 * 16)) & 1) << LOW
+    return number
 
 
 @triton.jit
@@ -66,7 +95,7 @@ def product(
     n = tl.program_id(0) * LANES + tl.arange(0, LANES)
     m = tl.arange(0, ROWS)
     split = tl.program_id(1)
-    IN_WORD: tl.constexpr = 32 // LOW  # inputs
+    IN_WORD: tl.constexpr = 16 if LOW == 6 else 32 // LOW  # inputs
     count = K // IN_WORD
     first, stride = blocks_of(tl.minimum(n // 16, groups - 1), groups, K // INPUTS, BYTES)
     first, stride, lane, valid = first[None, :], stride[None, :], (n % 16)[None, :], (n < groups * 16)[None, :]
@@ -74,7 +103,7 @@ def product(
     per_split = tl.cdiv(count, TILE * SPLITS) * TILE
     begin = split * per_split
     end = tl.minimum(begin + per_split, count)
-    word, high, scale, minimum = _tile(
+    word, high, third, scale, minimum = _tile(
         words, halves, factors, first, stride, lane, valid, begin, end, LOW, HIGH, SHARE, WIDE, MINIMUM, NIBBLES,
         INPUTS, SCALES, TILE,
     )  # fmt: skip
@@ -85,14 +114,12 @@ def product(
             at = (i * count + w)[:, None] * ROWS + m[None, :]
             row = tl.load(x + at, mask=(w < end)[:, None], other=0.0)
             loaded = loaded + (row,)  # noqa: RUF005 (Triton does not know the star)
-        next_word, next_high, next_scale, next_minimum = _tile(
+        next_word, next_high, next_third, next_scale, next_minimum = _tile(
             words, halves, factors, first, stride, lane, valid, start + TILE, end, LOW, HIGH, SHARE, WIDE, MINIMUM,
             NIBBLES, INPUTS, SCALES, TILE,
         )  # fmt: skip
         for i in tl.static_range(IN_WORD):
-            number = (word >> (i // 2 * LOW + i % 2 * 16)) & ((1 << LOW) - 1)
-            if HIGH:
-                number |= ((high >> (i // 2 + i % 2 * 16)) & 1) << LOW
+            number = _number(word, high, third, i, LOW, HIGH)
             if TABLE:
                 value = ((tl.load(table + number) ^ 128) - 128).to(tl.float32) * scale
             else:  # the bits of 2**23 and the number are the float of their sum: converting takes four times as long
@@ -103,7 +130,7 @@ def product(
             if MINIMUM:
                 value += minimum
             acc = tl.dot(tl.trans(value.to(x.dtype.element_ty)), loaded[i], acc, input_precision=PRECISION)
-        word, high, scale, minimum = next_word, next_high, next_scale, next_minimum
+        word, high, third, scale, minimum = next_word, next_high, next_third, next_scale, next_minimum
     last = True
     if SPLITS > 1:
         mine = partial + tl.program_id(0) * (SPLITS * LANES * ROWS) + (n % LANES)[:, None] * ROWS + m[None, :]
@@ -151,8 +178,13 @@ class RowSums(NamedTuple):
 
 
 def takes(blocks: DeviceBlocks, rows: int) -> bool:
-    """Whether so many rows meet these blocks as they are; numbers of 6 bits lie across words."""
-    return 1 < rows <= MOST_ROWS and FORMS[blocks.format].low != 6
+    """Whether so many rows meet these blocks as they are."""
+    return 1 < rows <= MOST_ROWS and (FORMS[blocks.format].low != 6 or Untested.Q6_K_ROWS.on)
+
+
+def inputs_at_once(low: int) -> int:
+    """Of a word, or of three."""
+    return 16 if low == 6 else 32 // low
 
 
 def width_for(rows: int) -> int:
@@ -163,15 +195,15 @@ def width_for(rows: int) -> int:
 def tile_for(blocks: DeviceBlocks) -> RowsTile:
     """As measured on an H200, by the matrix alone."""
     words, programs = 32, triton.cdiv(blocks.outputs, OUTPUTS)
-    tiles = triton.cdiv(blocks.inputs * FORMS[blocks.format].low // 32, words)
+    tiles = triton.cdiv(blocks.inputs // inputs_at_once(FORMS[blocks.format].low), words)
     return RowsTile(words, 4, max(1, min(8, tiles // 2, PROGRAMS // programs)))
 
 
 def arranged(x: Tensor, low: int) -> Tensor:
     """x (rows, K) as (inputs of a word, words, rows): the first input of every word, the second, and so on."""
-    rows, inputs = x.shape
-    out = x.new_zeros((32 // low, inputs * low // 32, width_for(rows)))
-    out[:, :, :rows] = x.view(rows, -1, 32 // low).permute(2, 1, 0)
+    (rows, inputs), at_once = x.shape, inputs_at_once(low)
+    out = x.new_zeros((at_once, inputs // at_once, width_for(rows)))
+    out[:, :, :rows] = x.view(rows, -1, at_once).permute(2, 1, 0)
     return out
 
 

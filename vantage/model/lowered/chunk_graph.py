@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import chunk, decode, packed_rows
+from vantage.kernels.gpu import chunk, decode, gate_sums, packed_rows
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
-from vantage.model.lowered.row_steps import attention_options, bias_of, run_step, sums_for
+from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables
+from vantage.model.lowered.row_steps import attention_options, bias_of, run_step, sums_for, values_of
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
 from vantage.model.placement import Placement
 from vantage.spec.parts import Shape
@@ -47,9 +48,13 @@ class ChunkBuffers:
             self.queries = torch.empty(most * width, dtype=program.dtype, device=device)
             self.shares = {shape: _shares(shape, program.dtype, device) for shape in {*shapes}}
             self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
-            self.biases = [bias_of(step, device) for step in program.attentions]
+            self.streams = torch.zeros((len(program.attentions), gate_sums.STREAM), dtype=torch.int64, device=device)
+            self.biases = [bias_of(step, self.buffers, self.streams) for step in program.attentions]
+            self.values = [values_of(step, device) for step in program.attentions]
+            tables = query_tables(program, 0, device)  # of those that take chunks no table grows with the positions
+            self.own_biases = QueryBiases(tables, program.attentions, most, TableRoom(device))
             self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
-        self.numbers: np.ndarray | None = None  # what ``stores`` says
+        self.numbers: np.ndarray | None = None  # what ``stores`` and ``streams`` say
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
@@ -111,7 +116,8 @@ class ChunkGraph:
         self._ints.copy_(staged, non_blocking=True)
         memory = self._memory
         if stores is not memory.numbers:
-            memory.stores.copy_(torch.from_numpy(stores))
+            memory.stores.copy_(torch.from_numpy(stores[:, : decode.ADDRESS]))
+            memory.streams.copy_(torch.from_numpy(stores[:, decode.ADDRESS :]))
             memory.numbers = stores
 
     def _steps(self) -> None:
@@ -122,16 +128,19 @@ class ChunkGraph:
     def _attend(self, step: AttendStep | LatentStep) -> None:
         assert isinstance(step, AttendStep), "others take no chunks"
         s, turn, memory = step.shape, step.turn, self._memory
-        width = s.heads * s.key_dim
+        width, place = s.heads * s.key_dim, self._places[self._shape.ledgers[step.index]]
+        qkv = self._buffers[step.src]
+        own = memory.own_biases.made(step, qkv, place.held)
         chunk.attend_chunk(
-            self._buffers[step.src],
+            qkv,
             memory.queries[: self._shape.rows * width].view(-1, width),
             self._buffers[step.dst],
             memory.stores,
             step.index,
-            self._places[self._shape.ledgers[step.index]],
+            place,
             memory.shares[s],
-            bias=memory.biases[step.index],
+            bias=own or memory.biases[step.index],
+            values=memory.values[step.index],
             rotation=None if turn is None else self._rotations[id(turn.tables)],
             int8=self._shape.int8,
             **attention_options(step),

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vantage.kernels.native import Format
+from vantage.kernels.untested import Untested
 from vantage.model.feed_forward import ACTIVATIONS
 from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear, gpu_reads
+from vantage.spec.forms import GateSums, QueryCounts, QueryDistances, QueryForm, RatioNetwork, RatioPieces
 from vantage.spec.native import (
     AngleTables,
     CannotLower,
@@ -24,6 +27,7 @@ from vantage.spec.native import (
     LatentForm,
     NormForm,
     ScoreForm,
+    fewest_positions,
     no_native_form,
 )
 from vantage.spec.parts import Shape
@@ -86,6 +90,7 @@ class Turn:
     tables: AngleTables
     turned: int
     adjacent: bool
+    key_tables: AngleTables | None = None  # where keys have tables of their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +103,8 @@ class AttendStep:
     turn: Turn | None
     q_norm: NormForm | None
     k_norm: NormForm | None
+    q_shift: Tensor | None = None  # (heads, key_dim): what its queries have got beside what is projected
+    gates: int | None = None  # the buffer of what goes into the gates that are summed up
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +141,11 @@ class GpuProgram(ProgramBuffers):
     learned: list[Tensor] = field(default_factory=list)  # what numbers of its steps were made of
     hidden: int = 0  # the buffer of what goes into the head
     body_steps: int = 0  # those before the head's
+    max_positions: int | None = None  # that its rotations have
     # by the buffer and column of the heads, until they attend
     _turns: dict[tuple[int, int], Turn] = field(default_factory=dict)
     _norms: dict[tuple[int, int], NormForm] = field(default_factory=dict)
+    _shifts: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     @property
     def attentions(self) -> list[AttendStep | LatentStep]:
@@ -144,8 +153,28 @@ class GpuProgram(ProgramBuffers):
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether several tokens of a row may be a pass: latents meet many of them sooner in the expanded form."""
-        return all(isinstance(step, AttendStep) for step in self.attentions)
+        """Whether several tokens of a row may be a pass. Latents meet many of them sooner in the expanded form; where
+        every distance has a vector of its own, tables of many queries would be as large as their scores; what is
+        counted before a tile of keys is known only behind all later ones, for each of many queries."""
+        counts = any(isinstance(step.scores.bias, QueryCounts) for step in self.attentions)
+        return not self.grows and not counts and all(isinstance(step, AttendStep) for step in self.attentions)
+
+    @property
+    def grows(self) -> bool:
+        """Whether a bias has a vector for every distance, so that a graph is made for a number of positions."""
+        forms = (step.scores.bias for step in self.attentions)
+        return any(isinstance(form, QueryDistances) and form.last is None for form in forms)
+
+    def slower(self) -> dict[str, str]:
+        """What its steps could do faster, and why they do not, by name."""
+        products = (step.weight for step in self.steps if isinstance(step, LinearStep))
+        could = {
+            Untested.PIECES_AS_PRODUCT: any(
+                isinstance(step.scores.bias, RatioNetwork | RatioPieces) for step in self.attentions
+            ),
+            Untested.Q6_K_ROWS: any(not isinstance(w, Tensor) and w.format == Format.Q6_K for w in products),
+        }
+        return {part.value: part.why_off for part, useful in could.items() if useful and not part.on}
 
     @property
     def body(self) -> list[GpuStep]:
@@ -200,25 +229,65 @@ class GpuProgram(ProgramBuffers):
         if at in self._turns:
             raise CannotLower("two rotations of one head have no form on a GPU")
         self._turns[at] = Turn(tables, turned, adjacent)
+        self.max_positions = fewest_positions(self.max_positions, tables, self.dtype)
 
-    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
+    def shift(self, offset: Tensor, heads: HeadColumns) -> None:
+        """Where heads are projected: a bias of that product."""
+        at = heads.buffer, heads.column
+        if at in self._turns or at in self._norms or at in self._shifts:
+            raise CannotLower("a vector that is added to heads after a norm or a rotation has no form on a GPU")
+        self._shifts[at] = added = offset.detach()
+        self.learned.append(offset)
+        end = heads.column + added.numel()
+        for i in range(len(self.steps) - 1, -1, -1):
+            step = self.steps[i]
+            if not isinstance(step, LinearStep) or step.dst != heads.buffer:
+                break
+            outputs = len(step.weight) if isinstance(step.weight, Tensor) else step.weight.outputs
+            whole = added.new_zeros(outputs) if step.bias is None else step.bias.detach().clone()
+            first, last = max(heads.column, step.column), min(end, step.column + outputs)
+            if first < last:
+                whole[first - step.column : last - step.column] += added.flatten()[
+                    first - heads.column : last - heads.column
+                ]
+                self.learned += [] if step.bias is None else [step.bias]
+                self.steps[i] = replace(step, bias=whole)
+
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm, gates: int | None = None) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         columns = (0, shape.heads * shape.key_dim)
         q_norm, k_norm = (self._norms.pop((qkv, column), None) for column in columns)
+        q_shift, _ = (self._shifts.pop((qkv, column), None) for column in columns)
         turn = self._turn_of(*((qkv, column) for column in columns))
+        if isinstance(scores.bias, QueryCounts) and not (turn is None and q_shift is None and scores.values is None):
+            raise CannotLower("counts of keys with a rotation, a vector added to queries or one to values have no form")
+        _need_tested(
+            {
+                Untested.QUERY_DISTANCES: isinstance(scores.bias, QueryDistances),
+                Untested.QUERY_COUNTS: isinstance(scores.bias, QueryCounts),
+                Untested.QUERY_SHIFT: q_shift is not None,
+                Untested.VALUE_DISTANCES: scores.values is not None,
+                Untested.GATE_SUMS: isinstance(scores.bias, GateSums),
+            }
+        )
         self._hold(scores.sinks)
         self.learned += scores.learned
         attended = self.buffer("attended", shape.heads * shape.value_dim)
-        self.steps.append(AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm))
+        step = AttendStep(qkv, attended, index, shape, scores, turn, q_norm, k_norm, q_shift, gates)
+        self.steps.append(step)
         return attended
 
     def attend_latent(self, q: int, kv: int, index: int, form: LatentForm, scores: ScoreForm) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         sizes, norm = form.sizes, _form(form.norm)
+        if isinstance(scores.bias, QueryForm) or scores.values is not None or self._shifts:
+            raise CannotLower("a bias that is made of queries, or one of values, has no form for latents on a GPU")
         if norm.centred or norm.bias is not None or self._norms:
             raise CannotLower(f"{type(form.norm).__name__} of a latent, or norms of its heads, have no form on a GPU")
+        if isinstance(scores.bias, GateSums):
+            raise CannotLower("sums of gates beside latents have no form on a GPU")
         turn = self._turn_of((q, sizes.nope), (kv, sizes.rank))
         self._hold(scores.sinks, norm.weight, form.k_up, form.v_up)
         self.learned += scores.learned
@@ -229,11 +298,13 @@ class GpuProgram(ProgramBuffers):
     def _turn_of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Turn | None:
         """The rotation that both have."""
         q_turn, k_turn = (self._turns.pop(at, None) for at in (queries, keys))
-        if (q_turn is None) != (k_turn is None) or (
-            q_turn is not None and k_turn is not None and q_turn.tables is not k_turn.tables
-        ):
-            raise CannotLower("queries and keys that are turned differently have no form on a GPU")
-        return q_turn
+        if q_turn is None and k_turn is None:
+            return None
+        if q_turn is None or k_turn is None or (q_turn.turned, q_turn.adjacent) != (k_turn.turned, k_turn.adjacent):
+            raise CannotLower("queries and keys that are turned by different pairs have no form on a GPU")
+        apart = q_turn.tables is not k_turn.tables
+        _need_tested({Untested.KEY_TABLES: apart})
+        return replace(q_turn, key_tables=k_turn.tables) if apart else q_turn
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
         if function not in FUNCTIONS:
@@ -290,6 +361,12 @@ class GpuProgram(ProgramBuffers):
 _NOTHING = AddStep(-1, 0, 0)
 
 
+def _need_tested(used: dict[Untested, bool]) -> None:
+    """Raises where something is used that is off."""
+    for part in (part for part, is_used in used.items() if is_used and not part.on):
+        raise CannotLower(part.why_off)
+
+
 def _form(module: nn.Module) -> NormForm:
     if (form := norm_form(module)) is None:
         raise no_native_form(module)
@@ -305,6 +382,8 @@ def _reads(step: GpuStep) -> tuple[int, ...]:
         return step.a, step.b
     if isinstance(step, LatentStep):
         return step.src, step.queries
+    if isinstance(step, AttendStep) and step.gates is not None:
+        return step.src, step.gates
     if isinstance(step, ScaleStep) or (isinstance(step, LinearStep) and step.add):
         return (step.dst, *((step.src,) if isinstance(step, LinearStep) else ()))
     return (step.src,)

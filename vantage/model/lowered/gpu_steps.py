@@ -20,11 +20,13 @@ from vantage.cache.contiguous import Contiguous
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
-from vantage.kernels.gpu import decode
+from vantage.kernels.gpu import decode, gate_sums
 from vantage.kernels.gpu.choose import Searches
+from vantage.kernels.gpu.query_table import QueryTable
 from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
+from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables
 from vantage.model.lowered.step_graph import MAX_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.native import CannotLower
@@ -58,6 +60,8 @@ class GpuSteps:
         self._chunk_graphs: dict[GraphShape, ChunkGraph] = {}
         self._chunk_buffers: ChunkBuffers | None = None
         self._angles: dict[tuple[int, int | None], dict[int, decode.RopeTables]] = {}
+        self._tables: tuple[int, dict[int, QueryTable]] | None = None  # for so many positions
+        self._room = TableRoom(model.device)
         self._watched_stores: set[int] = set()
         self._last_stores: tuple[list[tuple[weakref.ref[Store], int]], np.ndarray] | None = None
 
@@ -78,6 +82,8 @@ class GpuSteps:
                 codec = codec.exact  # latents have no form in 8 bits
             wanted = SingleCodec if isinstance(step, LatentStep) else PlainCodec
             if not isinstance(codec, wanted) or codec.dtype is not self.program.dtype:
+                return False
+            if not _takes_streams(step, layer.store):
                 return False
         return all(isinstance(ledger, (Contiguous, Paged, Static)) for ledger in cache.ledgers)
 
@@ -185,7 +191,8 @@ class GpuSteps:
             return self._module_graph(shape, self._layers(cache))
         if shape not in self._graphs:
             rotations = self._rotations(shape.angles, cache.length)
-            self._graphs[shape] = StepGraph(self._model, self.program, shape, rotations)
+            queries = QueryBiases(self._query_tables(shape.angles), self._attentions, rows, self._room)
+            self._graphs[shape] = StepGraph(self._model, self.program, shape, rotations, queries=queries)
         return self._graphs[shape]
 
     def _chunk_graph(self, tokens: int, places: Sequence[RowPlaces], last: int, cache: ModelCache) -> ChunkGraph:
@@ -207,9 +214,22 @@ class GpuSteps:
         which = tuple(ledgers.index(layer.ledger) for layer in layers)
         widest = max((len(row) for place in places for row in place.blocks or ()), default=1)
         table = _at_least(widest, least_blocks) if any(place.blocks is not None for place in places) else 1
-        angles = _at_least(last + 1, LEAST_ANGLES) if turning or self.modules is not None else 1
+        grows = self.program.grows
+        angles = _at_least(last + 1, LEAST_ANGLES) if turning or grows or self.modules is not None else 1
+        if grows and self._tables is not None:  # one set of tables for all rows: they are as large as keys
+            angles = max(angles, self._tables[0])
         blocks = tuple(0 if place.blocks is None else place.block for place in places)
         return GraphShape(rows, which, blocks, table, angles, cache.length, self._in_8_bits(cache))
+
+    def _query_tables(self, positions: int) -> dict[int, QueryTable]:
+        """What biases of queries are made of. Those for fewer positions go, and the graphs that read them."""
+        positions = positions if self.program.grows else 0
+        if self._tables is None or self._tables[0] < positions:
+            for shape in [shape for shape in self._graphs if shape.angles < positions]:
+                del self._graphs[shape]
+            self._tables = None
+            self._tables = positions, query_tables(self.program, positions, self._model.device)
+        return self._tables[1]
 
     def _module_graph(self, shape: GraphShape, layers: Sequence[LayerCache]) -> StepGraph | None:
         """The graph of the modules over these very buffers; ``None``, and why for good, where it cannot be made."""
@@ -245,7 +265,7 @@ class GpuSteps:
 
     def _within(self, last: int, length: int | None) -> bool:
         """Whether the model has this position; what lies beyond is refused elsewhere, in words."""
-        limits = [n for n in (self._model.max_positions, length) if n is not None]
+        limits = [n for n in (self._model.max_positions, self.program.max_positions, length) if n is not None]
         return all(last < n for n in limits)
 
     def _layouts(self, pos: Positions, cache: ModelCache) -> list[Layout] | None:
@@ -257,25 +277,26 @@ class GpuSteps:
             return None
         # rows of unequal length may each be a plain run
         run = all(layout.run for layout in layouts) or pos.known.pos == pos.known.order
-        reads_none = self.modules is None and all(step.scores.bias is None for step in self._attentions)
+        reads_none = self.modules is None and not any(step.scores.reads_positions for step in self._attentions)
         return layouts if run or reads_none else None
 
     def _stores(self, cache: ModelCache) -> np.ndarray:
-        """Where every layer's keys and values are. Mostly that is where they were."""
+        """Where every layer's keys, values and sums are. Mostly that is where they were."""
         now = [cache.layers[attention.index].store for attention in self._attentions]
         if self._last_stores is None or any(
             ref() is not store or version != store.version
             for (ref, version), store in zip(self._last_stores[0], now, strict=True)
         ):
-            numbers = np.array([decode.store_numbers(store.tensors) for store in now], dtype=np.int64)
-            numbers = numbers.reshape(-1, decode.ADDRESS)
+            numbers = np.array([_numbers(store) for store in now], dtype=np.int64)
+            numbers = numbers.reshape(-1, decode.ADDRESS + gate_sums.STREAM)
             self._last_stores = [(weakref.ref(store), store.version) for store in now], numbers
         return self._last_stores[1]
 
     def _rotations(self, positions: int, length: int | None) -> dict[int, decode.RopeTables]:
         """The tables of every rotation, by its module."""
         if (positions, length) not in self._angles:
-            where = Positions.arange(1, positions, device=self._model.device).declare(length)
+            most = positions if self.program.max_positions is None else min(positions, self.program.max_positions)
+            where = Positions.arange(1, most, device=self._model.device).declare(length)
             tables: dict[int, decode.RopeTables] = {}
             for turn in (step.turn for step in self._attentions if step.turn is not None):
                 if id(turn.tables) not in tables:
@@ -289,6 +310,20 @@ def _forget_store(steps: weakref.ref[GpuSteps], own: int) -> None:
         alive.forget_store(own)
 
 
+def _takes_streams(step: AttendStep | LatentStep, store: Store) -> bool:
+    """Whether what a layer keeps beside keys and values is what its step keeps there."""
+    if isinstance(step, LatentStep) or step.gates is None:
+        return not store.streams
+    sums, *others = store.streams
+    return sums.running and not others and gate_sums.takes_stream(sums.width, sums.dtype, step.shape)
+
+
+def _numbers(store: Store) -> list[int]:
+    """Where a layer's keys and values are, and its sums."""
+    cut = len(store.tensors) - len(store.streams)
+    return decode.store_numbers(store.tensors[:cut]) + gate_sums.stream_numbers(*store.tensors[cut:])
+
+
 def _searches(choices: Sequence[RowChoice]) -> Searches:
     """What any of these rows needs."""
     drawn = [choice for choice in choices if choice.temperature]
@@ -296,9 +331,10 @@ def _searches(choices: Sequence[RowChoice]) -> Searches:
 
 
 def _rotation(turn: Turn, where: Positions) -> decode.RopeTables:
-    cos, sin = turn.tables.tables(where, torch.float32)
     pairing = decode.ADJACENT if turn.adjacent else decode.HALVES
-    return decode.RopeTables(cos[0, 0].contiguous(), sin[0, 0].contiguous(), turn.turned, pairing)
+    sides = [tables.tables(where, torch.float32) for tables in (turn.tables, turn.key_tables) if tables is not None]
+    cos, sin = (torch.cat([table[0, 0] for table in tables], -1).contiguous() for tables in zip(*sides, strict=True))
+    return decode.RopeTables(cos, sin, turn.turned, pairing, keys_apart=turn.key_tables is not None)
 
 
 def _side_by_side(rows: Sequence[Layout]) -> RowPlaces:

@@ -25,6 +25,7 @@ from vantage.spec.native import (
     HeadColumns,
     LatentForm,
     ScoreForm,
+    fewest_positions,
     no_native_form,
 )
 from vantage.spec.parts import Shape
@@ -52,6 +53,7 @@ class NativeProgram(ProgramBuffers):
     learned: list[Tensor] = field(default_factory=list)  # what numbers of its steps were made of
     matrices: list[Matrix] = field(default_factory=list)
     rotations: list[AngleTables] = field(default_factory=list)
+    max_positions: int | None = None  # that they have
     attentions: list[LoweredAttention] = field(default_factory=list)
     quantised: list[Matrix] = field(default_factory=list)
     layer_ends: list[int] = field(default_factory=list)  # how many steps there are up to the end of each layer
@@ -103,14 +105,20 @@ class NativeProgram(ProgramBuffers):
     def rotate(self, tables: AngleTables, heads: HeadColumns, turned: int, *, adjacent: bool) -> None:
         if tables not in self.rotations:
             self.rotations.append(tables)
+            self.max_positions = fewest_positions(self.max_positions, tables, torch.float32)
         numbers = [heads.column, heads.heads, heads.head_dim, turned, adjacent, self.rotations.index(tables)]
         self.emit(OpKind.ROPE, heads.buffer, n=numbers)
 
-    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm) -> int:
+    def shift(self, offset: Tensor, heads: HeadColumns) -> None:
+        raise CannotLower("a vector that is added to queries has no native form on a CPU")
+
+    def attend(self, qkv: int, index: int, shape: Shape, scores: ScoreForm, gates: int | None = None) -> int:
         if index != len(self.attentions):
             raise CannotLower("its layers do not stand in order")
         if not isinstance(scores.bias, Slope | None):
             raise CannotLower(f"{type(scores.bias).__name__} has no native form on a CPU")
+        if scores.values is not None:
+            raise CannotLower(f"{type(scores.values).__name__} has no native form on a CPU")
         self.attentions.append(LoweredAttention(index, shape, needs_run=scores.bias is not None))
         self.learned += scores.learned
         k = shape.heads * shape.key_dim

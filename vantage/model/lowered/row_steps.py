@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import decode, packed, packed_rows, product
+from vantage.kernels.gpu import decode, gate_sums, packed, packed_rows, product
 from vantage.kernels.gpu.score_bias import DeviceBias, device_bias
+from vantage.kernels.gpu.value_bias import DeviceValues, device_values
 from vantage.model.lowered.gpu_program import (
     ActivateStep,
     AddStep,
@@ -21,6 +22,7 @@ from vantage.model.lowered.gpu_program import (
     NormStep,
     ScaleStep,
 )
+from vantage.spec.forms import GateSums, QueryForm
 from vantage.spec.native import NormForm
 
 
@@ -98,9 +100,20 @@ def attention_options(step: AttendStep) -> dict[str, Any]:
     }
 
 
-def bias_of(step: AttendStep | LatentStep, device: torch.device) -> DeviceBias | None:
+def bias_of(step: AttendStep | LatentStep, buffers: Sequence[Tensor], streams: Tensor) -> DeviceBias | None:
+    """What the kernels read of a bias that is not made of the queries. ``streams``: (layers, STREAM) int64, where each
+    layer's sums are, which may change from call to call."""
     form = step.scores.bias
-    return None if form is None else device_bias(form, device)
+    if isinstance(form, GateSums):
+        assert isinstance(step, AttendStep)
+        assert step.gates is not None
+        return gate_sums.gate_bias(buffers[step.gates], streams[step.index])
+    return None if form is None or isinstance(form, QueryForm) else device_bias(form, streams.device)
+
+
+def values_of(step: AttendStep | LatentStep, device: torch.device) -> DeviceValues | None:
+    form = step.scores.values
+    return None if form is None else device_values(form, device)
 
 
 def _norm(form: NormForm) -> dict[str, Any]:

@@ -85,9 +85,9 @@ class Lowered:
         if layouts is None or (program.dense and B * T > MAX_OWN_PRODUCT_ROWS):
             return None
         fast = fast and self._has_fast and B * T > MAX_ROWS_AS_ONE
+        angles = [module.tables(pos, torch.float32) for module in program.rotations]
         stores = self._stores(pos, cache, NATIVE_FAST if fast else NATIVE)
         locations, _keep = layer_locations(layouts, B)  # the tables of blocks must live until the program has run
-        angles = [module.tables(pos, torch.float32) for module in program.rotations]
         show = None
         if watcher is not None:
             keys = tuple(held + T for held in layouts[0].held)
@@ -141,7 +141,7 @@ class Lowered:
         ledgers = list(one.ledgers)
         locations, _keep = extended_locations(extensions, [ledgers.index(layer.ledger) for layer in layers])
         first = [row[0].first + row[0].layout.held[0] for row in extensions]
-        limits = [n for n in (self._max_positions, one.length) if n is not None]
+        limits = [n for n in (self._max_positions, body.program.max_positions, one.length) if n is not None]
         if any(max(first) + steps > n for n in limits):  # what lies beyond is refused elsewhere, in words
             for cache, start in zip(caches, first, strict=True):
                 cache.crop(start)

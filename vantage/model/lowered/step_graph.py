@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, decode, latent, packed, packed_product, product
+from vantage.kernels.gpu import choose, count_gates, decode, gate_sums, latent, packed, packed_product, product
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
-from vantage.model.lowered.row_steps import attention_options, bias_of, head_norm, run_step, sums_for
+from vantage.model.lowered.query_tables import QueryBiases, count_biases
+from vantage.model.lowered.row_steps import attention_options, bias_of, head_norm, run_step, sums_for, values_of
 from vantage.spec.native import LatentDims
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
@@ -79,9 +80,11 @@ class StepGraph:
         shape: GraphShape,
         rotations: dict[int, decode.RopeTables],
         modules: ModuleStep | None = None,
+        queries: QueryBiases | None = None,
     ):
         self._model, self._program, self._shape, self._rotations = model, program, shape, rotations
         self._modules = modules  # instead of the program's steps
+        self._queries = queries  # what their own biases are made of
         device, rows = model.device, shape.rows
         self._device = device
         with torch.inference_mode(False), torch.no_grad():  # its buffers serve callers in both modes
@@ -110,6 +113,7 @@ class StepGraph:
         settings, uniforms = floats[: 3 * rows].view(rows, 3), floats[3 * rows :].view(MAX_AHEAD, rows)
         self._choices = choose.Choices.over(settings, top_k, uniforms, taken)
         self._stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
+        self._streams = torch.zeros((len(program.attentions), gate_sums.STREAM), dtype=torch.int64, device=device)
         self._numbers: np.ndarray | None = None
         self._buffers = [torch.zeros((rows, width), dtype=program.dtype, device=device) for width in program.widths]
         self.logits = torch.zeros((rows, self._model.spec.vocab), dtype=torch.float32, device=device)
@@ -138,7 +142,12 @@ class StepGraph:
         self._row_sums = sums_for(program.steps, rows, device)
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
-        self._biases = [bias_of(step, device) for step in program.attentions]
+        self._biases = [bias_of(step, self._buffers, self._streams) for step in program.attentions]
+        self._values = [values_of(step, device) for step in program.attentions]
+        self._counts = count_biases(program, rows, lambda step: self._workspace(step).sums.shape[1], device)
+
+    def _workspace(self, step: AttendStep) -> decode.Workspace:
+        return self._workspaces[step.shape.heads, step.shape.kv_heads, step.shape.value_dim]
 
     def _per_ledger(self, ints: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each ledger the blocks that are gone (rows,), and the table of the others (rows, blocks)."""
@@ -184,7 +193,8 @@ class StepGraph:
             self._copied = torch.cuda.Event()
             self._copied.record()
         if stores is not self._numbers:
-            self._stores.copy_(torch.from_numpy(stores))
+            self._stores.copy_(torch.from_numpy(stores[:, : decode.ADDRESS]))
+            self._streams.copy_(torch.from_numpy(stores[:, decode.ADDRESS :]))
             self._numbers = stores
 
     def _set_choices(self, choices: Sequence[RowChoice], steps: int) -> None:
@@ -319,19 +329,25 @@ class StepGraph:
     def _attend(self, step: AttendStep | LatentStep) -> None:
         if isinstance(step, LatentStep):
             return self._attend_latent(step)
-        s, turn = step.shape, step.turn
+        turn, qkv, options = step.turn, self._buffers[step.src], attention_options(step)
+        rows = self._row_states[self._shape.ledgers[step.index]]
+        how: dict[str, Any] = {"int8": self._shape.int8, "dependent": self._dependent}
+        own = None if self._queries is None else self._queries.made(step, qkv, self.held, dependent=self._dependent)
+        if (counts := self._counts.get(step.index)) is not None:
+            wanted = {name: options[name] for name in count_gates.OPTIONS}
+            count_gates.prepare_counts(qkv, self._stores, step.index, rows, counts, **wanted, **how)
         decode.decode(
-            self._buffers[step.src],
+            qkv,
             self._buffers[step.dst],
             self._stores,
             step.index,
-            self._row_states[self._shape.ledgers[step.index]],
-            self._workspaces[s.heads, s.kv_heads, s.value_dim],
-            bias=self._biases[step.index],
+            rows,
+            self._workspace(step),
+            bias=own or counts or self._biases[step.index],
+            values=self._values[step.index],
             rotation=None if turn is None else self._rotations[id(turn.tables)],
-            int8=self._shape.int8,
-            dependent=self._dependent,
-            **attention_options(step),
+            **how,
+            **options,
         )
 
     def _attend_latent(self, step: LatentStep) -> None:
