@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from vantage.attention import Canon
 from vantage.conformance.covering import cover
 from vantage.conformance.factors import LENGTH, NUMBER, VOCAB, attentions, encodings, masks, rules
 from vantage.conformance.scenarios import sharpen, spec_for
@@ -88,7 +89,7 @@ def gaps(cells: list[tuple[str, ...]]) -> list[tuple[float, float, str]]:
 
 CUTS, EXCHANGES = ("contiguous", "zigzag"), ("gather", "ring")
 NAMES = ("encoding", "attention", "mask", "cut", "exchange", "where")
-STATES = tuple(name for name, case in attentions().items() if case.between is not None)
+STATES = tuple(n for n, case in attentions().items() if case.between is not None or isinstance(case.config, Canon))
 
 # What is refused, and the words of the refusal: all that a cut or an exchange cannot do. docs/scale.md repeats it.
 REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
