@@ -91,24 +91,17 @@ CUTS, EXCHANGES = ("contiguous", "zigzag"), ("gather", "ring")
 NAMES = ("encoding", "attention", "mask", "cut", "exchange", "where")
 STATES = tuple(n for n, case in attentions().items() if case.between is not None or isinstance(case.config, Canon))
 
+# Attention whose weights cannot be merged by the log-sum-exp.
+WITHOUT_LSE = (
+    *("hard", "sparsemax", "entmax", "sigmoid", "stick-breaking"),
+    *("nsa", "nsa-sinks", "moba", "moba-sinks"),
+)
+
 # What is refused, and the words of the refusal: all that a cut or an exchange cannot do. docs/scale.md repeats it.
 REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     ({"attention": STATES, "cut": ("zigzag",)}, "a state goes through the tokens in their order"),
     (
-        {
-            "attention": (
-                "hard",
-                "sparsemax",
-                "entmax",
-                "sigmoid",
-                "stick-breaking",
-                "nsa",
-                "nsa-sinks",
-                "moba",
-                "moba-sinks",
-            ),
-            "exchange": ("ring",),
-        },
+        {"attention": WITHOUT_LSE, "exchange": ("ring",)},
         "a ring merges by the log-sum-exp",
     ),
     (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.parallel.context_cells import CUTS, EXCHANGES, NAMES, ROWS, WHERE, WIDTH, Cell, reason
+from tests.parallel.context_cells import CUTS, EXCHANGES, NAMES, ROWS, WHERE, WIDTH, WITHOUT_LSE, Cell, reason
 from vantage.cache import ModelCache
 from vantage.conformance.covering import cover
 from vantage.conformance.factors import LENGTH, NUMBER, VOCAB, attentions, encodings, masks, rules
@@ -23,22 +23,7 @@ PIECES = (1, 1, 1, 3)
 
 # What is refused besides what its exchange refuses while the prompt is read.
 SPREAD_REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
-    (
-        {
-            "attention": (
-                "hard",
-                "sparsemax",
-                "entmax",
-                "sigmoid",
-                "stick-breaking",
-                "nsa",
-                "nsa-sinks",
-                "moba",
-                "moba-sinks",
-            )
-        },
-        "merges by the log-sum-exp",
-    ),
+    ({"attention": WITHOUT_LSE}, "merges by the log-sum-exp"),
     ({"encoding": ("fox", "path", "selective-rope")}, "needs those of all tokens in one place"),
     (
         {"attention": ("indexer", "indexer-shared", "hca", "hca-turned", "csa", "csa-turned")},
