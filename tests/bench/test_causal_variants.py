@@ -4,7 +4,7 @@ fill them, grouped heads, far and near tiles."""
 import pytest
 import torch
 
-from bench.causal_variants.__main__ import LOG, NAMES, NONE, SLOPE, TABLE, Variant, errors, problem, variants
+from bench.causal_variants.variants import LOG, NAMES, NONE, SLOPE, TABLE, Variant, errors, problem, variants
 from tests.kernels.fused_calls import DEVICE, MISSING
 
 FORMS = [NONE, SLOPE, LOG, TABLE]
