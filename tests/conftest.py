@@ -8,7 +8,6 @@ import torch
 from hypothesis import Phase, settings
 
 from tests import sampling
-from vantage.kernels.untested import SWITCH
 
 # Triton asks this once, when it is first imported, and torch may do that anywhere. Without a GPU its kernels are
 # interpreted; with one they run.
@@ -61,9 +60,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter) -> None:
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
         terminalreporter.write_line(f"the same cells again: {sampling.NAME}={SEED} make test")
-
-
-@pytest.fixture
-def untested_gpu_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has not run on a GPU yet is on."""
-    monkeypatch.setenv(SWITCH, "1")

@@ -9,10 +9,7 @@ from vantage.model.experts import Experts, TopK
 from vantage.model.lora import Lora, add_lora
 from vantage.model.streamed import stream_layers
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.usefixtures("untested_gpu_steps"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SPECS = {
     "rope": {"position": "rope", "kv_heads": 2},  # lowered
     "fox": {"position": "fox"},  # sums beside keys and values

@@ -9,7 +9,6 @@ import vantage as vt
 from tests.generation.close_draws import differ_by_rounding_alone
 from vantage.generation.engine import Engine
 from vantage.generation.stops import Stop
-from vantage.kernels.untested import SWITCH
 from vantage.spec.sampling import Sampling
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -24,7 +23,6 @@ MODELS = {
     "kerple": {"position": "kerple"},
     "kerple, power": {"position": vt.Kerple("power")},
     "fire": {"position": "fire"},
-    "fire, as a product": {"position": "fire"},
     "xpos": {"position": "xpos", "kv_heads": 2},
     "softcap": {"attention": vt.GroupedQuery(4, scores=vt.Scores(softcap=5.0)), "position": "t5"},
     "fox": {"position": "fox", "kv_heads": 2},
@@ -38,8 +36,6 @@ MODELS = {
     "dape": {"position": vt.DAPE(vt.Kerple())},
 }
 MODULES = ("dape",)
-# off without the switch, until these tests have passed on a GPU
-UNTESTED = ("fire, as a product", "xpos", "fox", "fox, window", "shaw", "shaw, window", "xl", "shifted", "cope")
 CHOICES = {
     "greedy": {},
     "temperature": {"temperature": 1.0, "seed": 3},
@@ -56,12 +52,6 @@ def full_float32():
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
     torch.backends.cuda.matmul.allow_tf32 = before
-
-
-@pytest.fixture(autouse=True)
-def switch(request, monkeypatch):
-    name = getattr(request.node, "callspec", None) and request.node.callspec.params.get("name")
-    monkeypatch.setenv(SWITCH, "1" if name in UNTESTED else "0")
 
 
 def pair(name):
@@ -129,9 +119,7 @@ def test_logits_in_bfloat16_are_as_near_as_those_of_the_modules(name, rows):
     assert errors[gpu] < 1.5 * errors[modules] < 0.05, errors.values()
 
 
-@pytest.mark.parametrize(
-    "name", ["rope", "alibi", "t5", "fire", "fire, as a product", "xpos", "fox", "shaw", "xl", "cope", "dape"]
-)
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fire", "xpos", "fox", "shaw", "xl", "cope", "dape"])
 def test_a_text_grows_past_the_first_table_of_blocks(name):
     """A row with more than 64 blocks takes another graph, in the middle of steps that are under way."""
     cpu, gpu = pair(name)

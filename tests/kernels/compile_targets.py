@@ -14,9 +14,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from vantage.kernels.fused_operator import BY_KEY, COUNTS, DISTANCE_KEYS, FusedPlan
+from vantage.kernels.fused_operator import BY_KEY, COUNTS, DISTANCE_KEYS, SLOPE, FusedPlan
 from vantage.kernels.gpu import (
     backward,
+    causal_operators,
+    causal_rows,
     count_backward,
     count_forward,
     count_operators,
@@ -36,7 +38,7 @@ from vantage.kernels.gpu.row_rotation import lies_as_expected
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS", "BLOCKS", "COUNTER"}
 NUMBERS = {"SLOPES", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
-NUMBERS |= {"A0", "A1", "SUMS", "TOTALS", "OFFSET", "BY_QUERY", "TABLE"}
+NUMBERS |= {"A0", "A1", "SUMS", "LINES", "TOTALS", "OFFSET", "BY_QUERY", "TABLE"}
 FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -136,6 +138,24 @@ def compile_blocks(dtype: torch.dtype, width: int, *, slope: bool) -> int:
     return made.metadata.shared
 
 
+def compile_causal_rows(capability: int, form: int, dtype: torch.dtype, width: int) -> dict[str, int]:
+    """The same of the kernels of whole causal rows; nothing where they do not fit."""
+    q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
+    pretend(capability)
+    p = plan(form, learned=form != SLOPE)._replace(one_sided=1)
+    if not causal_operators.passes(q, q[:, :1], q, None, None, p):
+        return {}
+    how = causal_operators.constants(q, q[:, :1], p) | {"PTX": True, "SPLIT": form == 2, "LEARNED": form == 2}
+    how |= {"NUMBERS": causal_operators.NUMBERS}
+    warps, stages, used = how.pop("num_warps"), how.pop("num_stages"), {}
+    for kernel in (causal_rows.table_lines, causal_rows.attend, causal_rows.query_gradients, causal_rows.key_gradients):
+        known = {name: x for name, x in how.items() if name in kernel.arg_names}
+        made = compile_one(kernel, known, dtype, capability, warps, stages)
+        used[made.metadata.name] = made.metadata.shared
+        assert made.metadata.shared <= SHARED[capability], (made.metadata.name, capability, made.metadata.shared)
+    return used
+
+
 def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool) -> dict[str, int]:
     """The same of the kernels of distance keys; on Hopper as they run there, rows turned between registers."""
     q = torch.empty(1, 2, 64, width, dtype=dtype, device="meta")
@@ -207,6 +227,8 @@ def main() -> int:
             (plan(5)._replace(banks=1, width=17), torch.bfloat16, 128, 0.0),
         ):
             print(capability, p.form, dtype, width, compile_all(capability, p, dtype, width, softcap), flush=True)
+        for form, dtype, width in ((2, torch.bfloat16, 64), (4, torch.float16, 128), (4, torch.bfloat16, 64)):
+            print(capability, "causal rows", form, compile_causal_rows(capability, form, dtype, width), flush=True)
         if capability == 90:
             for form, dtype, width, softcap in (
                 (0, torch.bfloat16, 128, 0.0),

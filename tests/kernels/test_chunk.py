@@ -7,7 +7,6 @@ import torch
 
 from tests.kernels.cached_bias import bias_values, forms
 from tests.kernels.fused_calls import DEVICE, MISSING
-from vantage.kernels.untested import SWITCH
 
 pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
 H, G, D, E = 6, 2, 16, 24
@@ -46,7 +45,8 @@ def reference(q_THd, k_GSd, v_GSe, held, options):
 )
 def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, block, monkeypatch):
     """Less than a bucket and all of it, blocks in any order and a row that owns its places, with shares of the keys."""
-    monkeypatch.setenv(SWITCH, "1" if case.endswith("as a product") else "0")
+    if not case.endswith("as a product"):
+        monkeypatch.setattr("vantage.kernels.gpu.score_bias.MOST_BREAKS", 0)
     from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk
     from vantage.kernels.gpu.decode import store_numbers
     from vantage.kernels.gpu.score_bias import device_bias

@@ -7,7 +7,6 @@ import torch
 
 from tests.kernels.fused_calls import DEVICE, MISSING
 from tests.kernels.test_native import SIXTEEN, inputs_of, needs_compiler, rows
-from vantage.kernels.untested import SWITCH
 from vantage.model.packed import PACKED_TYPES, Packed
 
 pytestmark = [pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton"), needs_compiler]
@@ -62,7 +61,6 @@ def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int, s
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("outputs", "count", "rows_", "splits"), [(40, 2, 2, 1), (150, 3, 5, 1), (70, 5, 16, 3)])
-@pytest.mark.usefixtures("untested_gpu_steps")
 def test_a_product_of_several_rows_with_blocks(kind: str, outputs: int, count: int, rows_: int, splits: int):
     from vantage.kernels.gpu.packed_rows import OUTPUTS, RowsTile, RowSums, multiply, takes
 
@@ -85,10 +83,3 @@ def test_a_product_of_several_rows_with_blocks(kind: str, outputs: int, count: i
     want = x.double() @ weight.double().T + bias.double() + before[:, :outputs].double()
     most = float((x.double().abs() @ weight.double().abs().T).max())
     assert float((wide[:, :outputs] - want).abs().max()) < 2e-6 * most
-
-
-def test_several_rows_meet_q6_k_unpacked_until_the_product_has_run(monkeypatch: pytest.MonkeyPatch):
-    from vantage.kernels.gpu.packed_rows import takes
-
-    monkeypatch.delenv(SWITCH, raising=False)
-    assert {kind for kind in KINDS if not takes(blocks_of(kind, 16, inputs_of(kind, 1))[1], 2)} == {"Q6_K"}

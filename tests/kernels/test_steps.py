@@ -10,7 +10,6 @@ from torch import Tensor
 from tests.kernels.cached_bias import bias_values, forms
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.generation.sampling import Picker, uniform
-from vantage.kernels.untested import SWITCH
 from vantage.spec.sampling import Sampling
 
 pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
@@ -120,7 +119,8 @@ def test_attention_of_a_new_token(case, paged, dtype, monkeypatch):
     cos, sin = (t.float().to(DEVICE).contiguous() for t in (cos, sin))
     gain = normal(D, dtype=dtype)
     bias = None if form is None else forms(H)[form.removesuffix(AS_PRODUCT)]
-    monkeypatch.setenv(SWITCH, "1" if form is not None and form.endswith(AS_PRODUCT) else "0")
+    if form is None or not form.endswith(AS_PRODUCT):
+        monkeypatch.setattr("vantage.kernels.gpu.score_bias.MOST_BREAKS", 0)
     on_device = None if bias is None else score_bias.device_bias(bias, torch.device(DEVICE))
     sinks = normal(H, dtype=dtype) if window else None
     out = torch.empty(2, H * D, device=DEVICE, dtype=dtype)

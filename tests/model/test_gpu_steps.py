@@ -10,17 +10,13 @@ import vantage as vt
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.cache import ModelCache
 from vantage.errors import BadInput
-from vantage.kernels.untested import SWITCH
 from vantage.model.packed import quantise
 from vantage.model.streamed import stream_layers
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
 
-pytestmark = [
-    pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton"),
-    pytest.mark.usefixtures("untested_gpu_steps"),
-]
+pytestmark = pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
 GREEDY = RowChoice(0.0, 0, 1.0, 0.0, ())
 MODELS = {
     "rope": {"position": "rope", "kv_heads": 2},
@@ -342,14 +338,6 @@ def test_biases_of_queries_are_for_a_gpu_alone(position, why):
 PARTS = {
     "dape": {"position": vt.DAPE(vt.Kerple())},
 }
-OFF = {  # without the switch: what has not run on a GPU
-    "shaw": "a bias by distance that is made of queries",
-    "xl": "a bias by distance that is made of queries",
-    "shifted": "a bias by distance that is made of queries",
-    "cope": "a bias by counts of keys",
-    "xpos": "a rotation of keys by tables of their own",
-    "fox": "a bias by sums of gates",
-}
 LATENT = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 16, "norm": vt.RMSNorm()}
 LATENTS = {
     "latent": {"attention": vt.Latent(2, **LATENT)},
@@ -396,40 +384,21 @@ def test_modules_over_places_on_the_device_give_the_logits_of_a_whole_pass(name)
     assert check_steps(model, steps)["graph of modules"] == 6
 
 
-@pytest.mark.parametrize("name", OFF)
-@torch.inference_mode()
-def test_what_has_not_run_on_a_gpu_is_left_to_the_modules(name, monkeypatch):
-    from vantage.model.lowered.choice import step_choice
-
-    monkeypatch.delenv(SWITCH)
-    model = built(position=name)
-    steps = steps_of(model)
-    why = f"{OFF[name]} has not run on a GPU yet: VANTAGE_UNTESTED_GPU_STEPS=1 turns it on"
-    assert steps.modules is not None
-    assert steps.modules.why == why
-    assert step_choice(model, "cuda").others["lowered"] == why
-    assert check_steps(model, steps)["graph of modules"] == 6
-
-
 @pytest.mark.parametrize("attention", [{"heads": 2}, {"attention": vt.Latent(2, **LATENT | {"rope_dim": 0})}], ids=str)
-@pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize("most", [0, 32])
 @torch.inference_mode()
-def test_a_function_in_pieces_is_looked_up_until_the_product_has_run(switch, attention, monkeypatch):
-    from vantage.kernels.gpu.score_bias import PIECES_AS_PRODUCT
+def test_a_function_of_many_pieces_is_looked_up_and_one_of_few_a_product(most, attention, monkeypatch):
+    from vantage.kernels.gpu import score_bias
     from vantage.kernels.gpu.tiles import PIECES
-    from vantage.model.lowered.choice import step_choice
 
-    monkeypatch.setenv(SWITCH, switch)
+    monkeypatch.setattr(score_bias, "MOST_BREAKS", most)
     spec = vt.decoder(vocab=61, width=32, layers=2, position=vt.Fire(hidden=5, init_L=16.0), **attention)
     model = vt.build(spec, seed=1).eval().to(DEVICE)
     steps = steps_of(model)
     assert steps.modules is None
     assert check_steps(model, steps)["graph"] == 6
     [graph] = steps._graphs.values()
-    assert {bias.form for bias in graph._biases} == {(PIECES if switch == "0" else PIECES_AS_PRODUCT).value}
-    part = "a piecewise linear bias as a product"
-    off = {part: f"{part} has not run on a GPU yet: VANTAGE_UNTESTED_GPU_STEPS=1 turns it on"}
-    assert step_choice(model, "cuda").others == (off if switch == "0" else {})
+    assert {bias.form for bias in graph._biases} == {(score_bias.PIECES_AS_PRODUCT if most else PIECES).value}
 
 
 @pytest.mark.parametrize("name", LATENTS)

@@ -144,7 +144,8 @@ class GroupedQueryAttention(nn.Module):
         mixed = None if self.convolutions is None else self.convolutions(x_BTD, self.qkv, ctx)
         q_raw, *keys_and_values = self.project(x_BTD) if mixed is None else self.heads_of(mixed)
         if keys_and_values:
-            keys_and_values[1] = self.kept_values(keys_and_values[1], ctx)
+            k, v = keys_and_values
+            keys_and_values = [k, self.kept_values(v, ctx)]
         q, view = self.place(x_BTD, ctx, q_raw, *keys_and_values)
         need = self.scorer.need(q_raw, q, view, ctx.standing(view), x_BTD, shift=shift_of([*self.qk]))
         out = ctx.attend("self", self.index, q, view, need)

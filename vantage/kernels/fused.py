@@ -24,7 +24,7 @@ from vantage.kernels.fused_bias import (
     offset,
     with_values,
 )
-from vantage.kernels.fused_operator import DISTANCE_KEYS, FusedPlan, attend
+from vantage.kernels.fused_operator import BACKWARD, DISTANCE_KEYS, FORWARD, FusedPlan, attend
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
@@ -87,8 +87,12 @@ class Fused:
             bias = bias_tensors(form, flags, pair, cool, block, q_BHTd.shape[:2])
         if need.value_bias is not None:
             bias = with_values(bias, value_form_of(need.value_bias))
-        beyond = bias.beyond if flags.one_sided else None
-        places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
+        plan = _plan(bias, flags, pair, block)
+        plan = plan._replace(whole_rows=_whole_rows(q_BHTd, view, need, plan))
+        places: tuple[Tensor | None, ...] = (None,) * 4
+        if plan.whole_rows != FORWARD | BACKWARD:
+            beyond = bias.beyond if flags.one_sided else None
+            places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
         blocks = blocks_of_queries(q_BHTd, view, flags, pair, need)
         wide = _wide(q_BHTd, view, bias, flags, pair) if blocks is None else (blocks, None)
         out, lse = attend(
@@ -100,7 +104,7 @@ class Fused:
             sinks,
             *places,
             *wide,
-            [int(x) for x in _plan(bias, flags, pair, block)],
+            [int(x) for x in plan],
             [need.scale, need.softcap or 0.0, cool, *bias.factor],
         )
         return Attended(out, lse=lse if need.lse else None)
@@ -178,6 +182,13 @@ def _block(q: Tensor, v: Tensor, form: Form | None) -> int:
     from vantage.kernels.gpu.operators import block_for
 
     return block_for(q, v, counts=isinstance(form, CountTable))
+
+
+def _whole_rows(q: Tensor, view: View, need: Need, plan: FusedPlan) -> int:
+    """Which passes gpu/causal_rows.py runs; it reads no places."""
+    from vantage.kernels.gpu.causal_operators import passes
+
+    return passes(q, view.k, view.v, need.sinks, need.softcap, plan)
 
 
 def _plan(bias: BiasTensors, flags: MaskFlags, pair: Pair, block: int) -> FusedPlan:

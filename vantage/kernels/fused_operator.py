@@ -17,6 +17,7 @@ BY_KEY = 6
 PIECES = 7
 DISTANCE_KEYS = 10  # has kernels of its own: gpu/distance_operators.py
 COUNTS = 11  # and so has this: gpu/count_operators.py
+FORWARD, BACKWARD = 1, 2  # passes of ``FusedPlan.whole_rows``
 SUMS_OF_ROWS = (*TABLES, BY_KEY, COUNTS)  # forms whose gradients need the sum of each row of the scores' gradient
 
 
@@ -41,6 +42,7 @@ class FusedPlan(NamedTuple):
     segments: int
     block: int
     own_queries: int = 0  # of distance keys: they meet the attention's own queries
+    whole_rows: int = 0  # for gpu/causal_rows.py: FORWARD, BACKWARD or both
 
 
 @torch.library.custom_op("vantage::attend", mutates_args=())

@@ -12,7 +12,18 @@ import torch
 import triton
 from torch import Tensor
 
-from vantage.kernels.fused_operator import BY_KEY, COUNTS, DISTANCE_KEYS, NUMBERS, PIECES, TABLES, FusedPlan
+from vantage.kernels.compiler_constants import constant_when_compiled
+from vantage.kernels.fused_operator import (
+    BACKWARD,
+    BY_KEY,
+    COUNTS,
+    DISTANCE_KEYS,
+    FORWARD,
+    NUMBERS,
+    PIECES,
+    TABLES,
+    FusedPlan,
+)
 from vantage.kernels.gpu import backward, forward, values
 from vantage.kernels.gpu.table_gradient import empty_table, shares_tiles, table_gradient
 from vantage.spec.rounding import ceil_div, next_power_of_2
@@ -40,6 +51,9 @@ def attend(
             in_blocks(q, k, v, out, lse, one if p.form else None, wide, factors[0] * factors[2])
         else:
             attend_on_hopper(q, k, v, out, lse, tensors, p, factors)
+        return out, lse
+    if p.whole_rows & FORWARD:
+        causal_kernels().attend(q, k, v, out, lse, tensors, p, factors)
         return out, lse
     B, H, T, _ = q.shape
     blocks = ceil_div(T, p.block)
@@ -136,9 +150,12 @@ def attend_back(
     p = FusedPlan(*plan)
     if p.form in OF_THEIR_OWN:
         return kernels_of(p.form).attend_back(q, k, v, out, lse, grad, grad_lse, tensors, p, factors)
-    dq, dk, dv, one_sum, two_sum, delta = empty_gradients(q, k, v, plan, tensors)
+    dq, dk, dv, one_sum, two_sum, delta = gradients = empty_gradients(q, k, v, plan, tensors)
     one, two, _, q_places, k_places, key_ranges, query_ranges, _, _ = unpack(tensors, lse)
     q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
+    if p.whole_rows & BACKWARD:
+        causal_kernels().attend_back(q, k, v, out, lse, grad, grad_lse, gradients, tensors, p, factors)
+        return gradients
     B, H, T, _ = q.shape
     S, G = k.shape[2], k.shape[1]
     blocks, key_blocks = ceil_div(T, p.block), ceil_div(S, p.block)
@@ -217,6 +234,12 @@ def kernels_of(form: int) -> ModuleType:
     return importlib.import_module(f"vantage.kernels.gpu.{OF_THEIR_OWN[form]}")
 
 
+def causal_kernels() -> Any:
+    from vantage.kernels.gpu import causal_operators  # which takes from here what all share
+
+    return causal_operators
+
+
 def empty_gradients(
     q: Tensor, k: Tensor, v: Tensor, plan: list[int], tensors: list[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -286,10 +309,12 @@ def block_for(q: Tensor, v: Tensor, *, counts: bool = False) -> int:
     return fits[0] if fits else 16
 
 
+@constant_when_compiled
 def shared_memory(device: torch.device) -> int:
     return _shared_memory(device.index or 0) if device.type == "cuda" else MAX_SHARED_BYTES
 
 
+@constant_when_compiled
 def turns_tiles_in_memory(device: torch.device) -> bool:
     """Whether transposed tiles of the backward pass are copies in shared memory: compute capability 10 (Blackwell)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10

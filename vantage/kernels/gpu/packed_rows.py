@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vantage.kernels.gpu.packed import DeviceBlocks, blocks_of, scales_of
 from vantage.kernels.packed_layout import FORMS
-from vantage.kernels.untested import Untested
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 FEWEST_ROWS = MOST_ROWS = 16  # that a product is made for; more were not measured
@@ -179,7 +178,7 @@ class RowSums(NamedTuple):
 
 def takes(blocks: DeviceBlocks, rows: int) -> bool:
     """Whether so many rows meet these blocks as they are."""
-    return 1 < rows <= MOST_ROWS and (FORMS[blocks.format].low != 6 or Untested.Q6_K_ROWS.on)
+    return 1 < rows <= MOST_ROWS
 
 
 def inputs_at_once(low: int) -> int:

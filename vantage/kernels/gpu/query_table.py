@@ -21,7 +21,7 @@ from vantage.kernels.gpu.tiles import ROW_TABLE
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 QUERIES = 16  # of a program: the fewest that a product of tiles takes
-PROGRAMS = 256  # that all vectors are read by, about
+PROGRAMS = 1024  # that all vectors are read by, about: fewer have too little of them on the way
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def fill(
     *,
     heads: int,
     key_dim: int,
-    some: int = 64,
+    some: int = 128,
     dependent: bool = False,
 ) -> None:
     """tables (B, heads, width) float32 from qkv (B, queries | …). ``held`` (B,): of tables that are not bounded

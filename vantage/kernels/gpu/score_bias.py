@@ -15,7 +15,6 @@ from torch import Tensor
 
 from vantage.kernels.gpu.far import LOG2E
 from vantage.kernels.gpu.tiles import LOG, PIECES, POWER, ROW_TABLE, SLOPE, TABLE
-from vantage.kernels.untested import Untested
 from vantage.spec.forms import (
     DistanceForm,
     DistanceTable,
@@ -31,6 +30,7 @@ from vantage.spec.rounding import next_power_of_2
 COUNTS, PIECES_AS_PRODUCT = tl.constexpr(8), tl.constexpr(9)
 PIECE_HEADER = tl.constexpr(4)  # numbers of ``two`` before the break points: c, limit, eps
 LEAST_BREAKS = 16  # the matrix units take no fewer; and layers with a few more or less are compiled once
+MOST_BREAKS = 32  # of a function that is a product: with more of them each key's piece is looked up
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,10 @@ def from_zero(values_HW: Tensor, first: int) -> Tensor:
 
 
 def _pieces(form: RatioPieces, device: torch.device) -> DeviceBias:
-    kind, first, last, least = PIECES, 0, len(form.breaks), 1
-    if Untested.PIECES_AS_PRODUCT.on:
-        kind, least = PIECES_AS_PRODUCT, LEAST_BREAKS
-        # no key lies before the first position, so a ratio is at least 0 and at most 1: other pieces are left out
-        first, last = (int((form.breaks < end).sum()) for end in (0, 1))
+    # no key lies before the first position, so a ratio is at least 0 and at most 1: other pieces are left out
+    first, last = (int((form.breaks < end).sum()) for end in (0, 1))
     breaks = form.breaks[first:last]
+    kind, least = (PIECES_AS_PRODUCT, LEAST_BREAKS) if len(breaks) < MOST_BREAKS else (PIECES, 1)
     one = _float(torch.stack((form.slopes, form.offsets), -1)[:, first : last + 1], device)
     room = max(least, next_power_of_2(len(breaks) + 1)) - 1
     beyond = breaks.new_full((room - len(breaks),), float("inf"))
@@ -160,9 +158,11 @@ def first_line(
 def with_line(s, distance, a, b, slope, offset, at, change, PRECISION: tl.constexpr):
     """Scores, in units of log2, with a function in pieces of the ratios of keys, which all rows share. Every change of
     slope is a hidden unit of a small network, so that a product of matrices adds it up. Looking up the piece of each
-    ratio would be a chain of loads within the loop over keys, which must then wait for each other's memory."""
+    ratio would be a chain of loads within the loop over keys, which must then wait for each other's memory. In three
+    parts: a bias may be large, and one part of 11 bits would be less than float16 keeps."""
+    PARTS: tl.constexpr = "ieee" if PRECISION == "ieee" else "tf32x3"
     ratio = tl.math.log2(1.0 + b * tl.maximum(distance, 0).to(tl.float32)) * a
-    return tl.dot(change, tl.maximum(ratio - at, 0.0), s + (slope * ratio + offset), input_precision=PRECISION)
+    return tl.dot(change, tl.maximum(ratio - at, 0.0), s + (slope * ratio + offset), input_precision=PARTS)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ def step_choice(model: Any, device: str) -> StepChoice:
     others: dict[str, str] = {}
     try:
         if device == "cuda":
-            others.update(lower_for_gpu(model).slower())
+            lower_for_gpu(model)
         elif model.dtype is not torch.float32:
             raise CannotLower(f"on a CPU native steps compute in float32, not {model.dtype}")
         else:

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vantage.kernels.native import Format
-from vantage.kernels.untested import Untested
 from vantage.model.feed_forward import ACTIVATIONS
 from vantage.model.lowered.buffers import ProgramBuffers
 from vantage.model.norms import norm_form
 from vantage.model.packed import PackedLinear, gpu_reads
-from vantage.spec.forms import GateSums, QueryCounts, QueryDistances, QueryForm, RatioNetwork, RatioPieces
+from vantage.spec.forms import GateSums, QueryCounts, QueryDistances, QueryForm
 from vantage.spec.native import (
     AngleTables,
     CannotLower,
@@ -165,17 +163,6 @@ class GpuProgram(ProgramBuffers):
         forms = (step.scores.bias for step in self.attentions)
         return any(isinstance(form, QueryDistances) and form.last is None for form in forms)
 
-    def slower(self) -> dict[str, str]:
-        """What its steps could do faster, and why they do not, by name."""
-        products = (step.weight for step in self.steps if isinstance(step, LinearStep))
-        could = {
-            Untested.PIECES_AS_PRODUCT: any(
-                isinstance(step.scores.bias, RatioNetwork | RatioPieces) for step in self.attentions
-            ),
-            Untested.Q6_K_ROWS: any(not isinstance(w, Tensor) and w.format == Format.Q6_K for w in products),
-        }
-        return {part.value: part.why_off for part, useful in could.items() if useful and not part.on}
-
     @property
     def body(self) -> list[GpuStep]:
         """The steps before the head's."""
@@ -262,15 +249,6 @@ class GpuProgram(ProgramBuffers):
         turn = self._turn_of(*((qkv, column) for column in columns))
         if isinstance(scores.bias, QueryCounts) and not (turn is None and q_shift is None and scores.values is None):
             raise CannotLower("counts of keys with a rotation, a vector added to queries or one to values have no form")
-        _need_tested(
-            {
-                Untested.QUERY_DISTANCES: isinstance(scores.bias, QueryDistances),
-                Untested.QUERY_COUNTS: isinstance(scores.bias, QueryCounts),
-                Untested.QUERY_SHIFT: q_shift is not None,
-                Untested.VALUE_DISTANCES: scores.values is not None,
-                Untested.GATE_SUMS: isinstance(scores.bias, GateSums),
-            }
-        )
         self._hold(scores.sinks)
         self.learned += scores.learned
         attended = self.buffer("attended", shape.heads * shape.value_dim)
@@ -302,9 +280,7 @@ class GpuProgram(ProgramBuffers):
             return None
         if q_turn is None or k_turn is None or (q_turn.turned, q_turn.adjacent) != (k_turn.turned, k_turn.adjacent):
             raise CannotLower("queries and keys that are turned by different pairs have no form on a GPU")
-        apart = q_turn.tables is not k_turn.tables
-        _need_tested({Untested.KEY_TABLES: apart})
-        return replace(q_turn, key_tables=k_turn.tables) if apart else q_turn
+        return q_turn if q_turn.tables is k_turn.tables else replace(q_turn, key_tables=k_turn.tables)
 
     def activate(self, src: int, hidden: int, function: Any, *, gated: bool) -> int:
         if function not in FUNCTIONS:
@@ -359,12 +335,6 @@ class GpuProgram(ProgramBuffers):
 
 
 _NOTHING = AddStep(-1, 0, 0)
-
-
-def _need_tested(used: dict[Untested, bool]) -> None:
-    """Raises where something is used that is off."""
-    for part in (part for part, is_used in used.items() if is_used and not part.on):
-        raise CannotLower(part.why_off)
 
 
 def _form(module: nn.Module) -> NormForm:
