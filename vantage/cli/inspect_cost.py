@@ -237,6 +237,7 @@ def run_extend(args: argparse.Namespace) -> int:
     _check_changes(args)
     check_model(args.model, args.adapter)
     check_out(args)
+    import_torch()
     from vantage.figures.html import table
     from vantage.inspect import extend, plot_extension, swap
 
