@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import ROOT, until
 from vantage import __version__
 from vantage.cache import CACHES
 from vantage.cli.flags import CACHE_KINDS
@@ -198,6 +198,19 @@ def test_the_bar_appears_on_a_terminal_once_patience_runs_out(
         bar(7, 8)
     assert ("cells" in terminal.drawn and "7/8" in terminal.drawn) == drawn
     assert bool(terminal.drawn) == drawn
+
+
+def test_what_comes_before_anything_can_be_counted_has_a_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Bar("cells", patience=0.0, first="choosing the cells") as bar:
+        until(lambda: "choosing the cells" in terminal.drawn)  # a thread draws it
+        bar(6, 8)
+        terminal.drawn = ""
+        bar(8, 8)
+    assert "8/8" in terminal.drawn
+    assert "choosing" not in terminal.drawn
 
 
 def test_no_bar_where_standard_error_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,10 @@ def busy(label):
 
 models.busy = busy
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
 class TorchWanted(BaseException):
     pass
 
@@ -42,7 +46,7 @@ from vantage.cli.main import main
 results = []
 for args in json.load(sys.stdin):
     labels.clear()
-    errors, seen = io.StringIO(), None
+    errors, seen = Terminal(), None
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(errors):
         try:
             main(args)

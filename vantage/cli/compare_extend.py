@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import at_least
-from vantage.cli.models import check_model, load_model
+from vantage.cli.models import check_model, import_torch, load_model
 from vantage.cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def wanted(args: argparse.Namespace, out: Path) -> bool:
 def run(args: argparse.Namespace, out: Path) -> int:
     if not args.resume:
         _check(args)
+    import_torch()
     from vantage.cli.compare_show import show_verdicts
     from vantage.compare.executors import LocalBackend
     from vantage.compare.extension import extension_metadata, run_extension
