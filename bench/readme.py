@@ -1,7 +1,7 @@
 """The table of README.md, from the results kept in ``bench/kept``: ``python -m bench.readme`` writes it there.
 
-``bench/peers.toml`` says what stands in it and in which file each number is. Numbers are speed-ups, the peer's time over
-ours, unless their words say otherwise.
+``bench/peers.toml`` says what stands in it and in which file each number is. Numbers are speed-ups, the peer's time
+over ours, unless their words say otherwise.
 """
 
 from __future__ import annotations
