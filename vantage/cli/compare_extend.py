@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, out: Path) -> int:
     settings = _resumed(out) if args.resume else _settings(args, device.type)
     model = load_model(settings.model, settings.dtype, device=str(device)).eval()
     prepared = prepare_texts(settings, model)
-    with Bar("readings") as bar:
+    with Bar("readings", first="reading") as bar:
         results = run_extension(settings, prepared, out, ReadingLines(bar), resume=args.resume)
     versions = json.loads((out / EXPERIMENT_FILE).read_text())["versions"]
     metadata = extension_metadata(settings, prepared.context, model.context_length, versions, command(settings))

@@ -245,7 +245,7 @@ def run_extend(args: argparse.Namespace) -> int:
     before = load_model(args.model, args.dtype, adapter=args.adapter)
     after = swap(before, init=args.init, **changes)
     change = ", ".join(f"{name} {value}" for name, value in changes.items())
-    with Bar("passes") as bar:
+    with Bar("passes", first="reading") as bar:
         result = extend(before, after, text, lengths, change=change, tries=args.tries, progress=bar)
     if args.json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))
