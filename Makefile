@@ -80,8 +80,8 @@ release: env ## check the tree, run every test, make dist and tag the version; n
 bench-compare: env ## flag what fell by more than 10 % since the results kept for this kind of machine; KEEP=1 keeps the last ones
 	$(BIN)/python -m bench.compare $(if $(KEEP),--keep)
 
-bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="forward decode" ROUNDS=20
-	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS))
+bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="forward decode" ROUNDS=20 ONLY="16 512"
+	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY))
 
 clean: ## remove what make made, the environments included
 	rm -rf $(VENV) $(PEERS) $(LENS) $(AUTHORS) $(DOCS) site web/node_modules $(dir $(PAGE)) vantage/kernels/native/built build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

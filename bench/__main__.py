@@ -52,12 +52,28 @@ def load(name: str) -> Bench:
     return bench
 
 
+def only(bench: Bench, ends: tuple[str, ...]) -> Bench:
+    """The bench with some of its contestants, and the goals that these can meet."""
+    contestants = tuple(one for one in bench.contestants if one.name.endswith(ends))
+    if not contestants:
+        names = ", ".join(one.name for one in bench.contestants)
+        raise BenchError(f"no contestant of {bench.name} ends with {' or '.join(ends)}: they are {names}")
+    left = {one.name for one in contestants}
+    return replace(bench, contestants=contestants, goals=tuple(g for g in bench.goals if {g.of, g.over} <= left))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 every goal met, 1 a goal missed, 2 a bench that cannot run."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="which benches; all of them when none is named")
     parser.add_argument(
         "--rounds", type=int, help="how many rounds of each contestant, instead of the bench's own number"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="END",
+        help='only contestants whose names end with one of these: --only "decode 16", or --only 16 2048',
     )
     parser.add_argument("--list", action="store_true", help="say which benches there are and stop")
     args = parser.parse_args(argv)
@@ -70,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if args.rounds is not None:
             benches = [replace(bench, rounds=args.rounds) for bench in benches]
+        if args.only is not None:
+            benches = [only(bench, tuple(args.only)) for bench in benches]
         met = [run_one(bench, console) for bench in benches]
         return 0 if all(met) else 1
     except BenchError as error:

@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 PACKAGES = ("vantage", "torch", "transformers", "numpy")
+IF_USED = {"llama-cpp-python": "llama_cpp", "transformer-lens": "transformer_lens"}  # the modules they are imported as
 
 # Seconds between the work and the answer, in which OpenMP's threads stop spinning (some 8 ms) and go to sleep.
 # Without it they would spin into the next contestant's turn.
@@ -144,7 +145,7 @@ def memory(field: str) -> int | None:
 
 def installed_versions() -> dict[str, str]:
     versions = {}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *(name for name, module in IF_USED.items() if module in sys.modules)):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

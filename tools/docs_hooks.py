@@ -13,12 +13,15 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+BENCH = ROOT / "bench"
 OUTSIDE = {  # where a file of the repository is on the site
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "LICENSE.txt",
     "tests/conformance/refused.txt": "refused.txt",
+    # the results that README's table links to
+    **{f"bench/{path}": path for path in sorted(f.relative_to(BENCH).as_posix() for f in BENCH.glob("kept/**/*.json"))},
 }
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 SHIM = '<script src="https://unpkg.com/iframe-worker/shim"></script>'  # what the theme would load from elsewhere

@@ -1,7 +1,7 @@
 """What x-transformers does with positions: ``python bench/checks/x_transformers_positions.py`` where it is installed.
 
 Whether a decoder with ALiBi has learned absolute positions besides, and by how much decoding with its cache differs
-from one pass, for three encodings. Prints JSON; ``bench/kept/peers.json`` holds what it printed.
+from one pass, for three encodings. Prints JSON; ``bench/kept/checks`` holds what it printed, with machine and date.
 """
 
 from __future__ import annotations

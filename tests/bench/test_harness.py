@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench.__main__ import MACHINERY, load, main, names
+from bench.__main__ import MACHINERY, load, main, names, only
 from bench.harness import Bench, BenchError, Contestant, Goal, Outcome, Result, run, write
 from bench.stats import median, quantile, ratio, summarise
 from bench.table import seconds, show
@@ -240,6 +240,16 @@ def test_every_bench_there_is_can_be_loaded() -> None:
         bench = load(name)
         assert bench.title
         assert all(c.path.exists() for c in bench.contestants)
+
+
+def test_some_contestants_of_a_bench_keep_their_goals() -> None:
+    part = only(load("smollm2_decode"), (" 16", " 2048"))
+    kept = {contestant.name for contestant in part.contestants}
+    assert kept == {f"{one} {n}" for one in ("vantage", "llama.cpp", "transformers") for n in (16, 2048)}
+    assert {goal.of for goal in part.goals} == {"vantage 16", "vantage 2048"}
+    assert {goal.over for goal in part.goals} < kept
+    with pytest.raises(BenchError, match="vantage 512"):
+        only(load("smollm2_decode"), ("17",))
 
 
 def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:

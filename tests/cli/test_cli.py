@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import ROOT, until
 from vantage import __version__
 from vantage.cache import CACHES
+from vantage.cli.compare_show import ExperimentDisplay
 from vantage.cli.flags import CACHE_KINDS
 from vantage.cli.main import VERBS, main, make_parser
 from vantage.cli.progress import Bar
+from vantage.compare.experiment import Experiment
 from vantage.conformance import matrix
 from vantage.spec.masks import Window
 
@@ -198,6 +200,31 @@ def test_the_bar_appears_on_a_terminal_once_patience_runs_out(
         bar(7, 8)
     assert ("cells" in terminal.drawn and "7/8" in terminal.drawn) == drawn
     assert bool(terminal.drawn) == drawn
+
+
+def test_what_comes_before_anything_can_be_counted_has_a_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Bar("cells", patience=0.0, first="choosing the cells") as bar:
+        until(lambda: "choosing the cells" in terminal.drawn)  # a thread draws it
+        bar(6, 8)
+        terminal.drawn = ""
+        bar(8, 8)
+    assert "8/8" in terminal.drawn
+    assert "choosing" not in terminal.drawn
+
+
+def test_the_timing_of_a_comparison_has_a_spinner_that_its_table_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with ExperimentDisplay() as display:
+        display.timed(3, 12)
+        until(lambda: "timed 3 of 12" in terminal.drawn)
+        display.began(Experiment(), 1000, 0)
+        until(lambda: "comparing" in terminal.drawn)
+    assert "runs of" in terminal.drawn
 
 
 def test_no_bar_where_standard_error_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

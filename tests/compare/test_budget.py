@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 import torch
@@ -141,6 +141,19 @@ def test_seeds_go_before_the_last_steps_do() -> None:
     assert [one.seeds for one in chosen] == [3, 5, 8]
     assert chosen[1].steps >= 300
     assert chosen[0].steps < chosen[1].steps < chosen[2].steps
+
+
+def test_timing_is_followed_entry_by_entry(tmp_path: Path) -> None:
+    class Timings(SilentObserver):
+        seen: ClassVar[list[tuple[int, int]]] = []
+
+        def timed(self, entries: int, total: int) -> None:
+            self.seen.append((entries, total))
+
+    machine, timings = Machine(), Timings()
+    run_experiment(Experiment(), tmp_path, machine, budget=machine.budget(300), observer=timings)
+    entries = len(list(Experiment().entries()))
+    assert timings.seen == [(n, entries) for n in range(entries + 1)]
 
 
 def test_what_was_cut_is_said(tmp_path: Path) -> None:

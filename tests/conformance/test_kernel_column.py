@@ -154,6 +154,8 @@ def test_a_report_counts_what_is_right_wrong_and_refused():
         (["--kernels", "sdpa", "--share", "3/2"], "3/2"),
         (["--kernels", "sdpa", "--filter", "nosuch"], "nosuch"),
         (["--kernels", "sdpa", "--processes", "0"], "--processes"),
+        (["--kernels", "sdpa", "--device", "cuda:77"], "cannot be used here"),
+        (["--kernels", "sdpa", "--device", "cuda:77", "--processes", "1"], "cannot be used here"),
     ],
 )
 @pytest.mark.sampled

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vantage.attention import Canon
 from vantage.conformance.covering import cover
-from vantage.conformance.factors import LENGTH, NUMBER, VOCAB, attentions, encodings, masks, rules
+from vantage.conformance.factors import LENGTH, NUMBER, VOCAB, allowed_by, attentions, encodings, masks, rules
 from vantage.conformance.scenarios import sharpen, spec_for
 from vantage.errors import VantageError
 from vantage.model import Model, build
@@ -132,13 +132,13 @@ def reason(cell: Mapping[str, str]) -> str | None:
 
 def covering(strength: int, *, refused: bool) -> list[tuple[str, ...]]:
     """Cells that hold every ``strength``-combination of those that must be equal, or else one for each refusal."""
-    every = rules()
+    parts_fit = allowed_by(rules())
     fixed = {NUMBER["cache"]: "none", NUMBER["kernel"]: "reference", NUMBER["scenario"]: "full"}
 
     def allowed(chosen: Mapping[int, str]) -> bool:
         named = {NAMES[i]: value for i, value in chosen.items()}
         parts = {i: value for i, value in chosen.items() if i < NUMBER["cache"]} | fixed
-        return not any(rule.matches(parts) for rule in every) and (refused or reason(named) is None)
+        return parts_fit(parts) and (refused or reason(named) is None)
 
     values = (tuple(encodings()), tuple(attentions()), tuple(masks()), CUTS, EXCHANGES, tuple(WHERE))
     if not refused:

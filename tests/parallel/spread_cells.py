@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.parallel.context_cells import CUTS, EXCHANGES, NAMES, ROWS, WHERE, WIDTH, WITHOUT_LSE, Cell, reason
 from vantage.cache import ModelCache
 from vantage.conformance.covering import cover
-from vantage.conformance.factors import LENGTH, NUMBER, VOCAB, attentions, encodings, masks, rules
+from vantage.conformance.factors import LENGTH, NUMBER, VOCAB, allowed_by, attentions, encodings, masks, rules
 from vantage.errors import VantageError
 from vantage.model import Model
 from vantage.parallel import ContextParallel, SpreadCache, TensorParallel
@@ -43,13 +43,13 @@ def spread_reason(cell: Mapping[str, str]) -> str | None:
 
 def covering(strength: int, *, refused: bool) -> list[tuple[str, ...]]:
     """Cells that hold every ``strength``-combination of those that must be equal, or else those that are refused."""
-    every = rules()
+    parts_fit = allowed_by(rules())
     fixed = {NUMBER["cache"]: "contiguous", NUMBER["kernel"]: "reference", NUMBER["scenario"]: "steps"}
 
     def allowed(chosen: Mapping[int, str]) -> bool:
         named = {NAMES[i]: value for i, value in chosen.items()}
         parts = {i: value for i, value in chosen.items() if i < NUMBER["cache"]} | fixed
-        return not any(rule.matches(parts) for rule in every) and (refused or spread_reason(named) is None)
+        return parts_fit(parts) and (refused or spread_reason(named) is None)
 
     values = (tuple(encodings()), tuple(attentions()), tuple(masks()), CUTS, EXCHANGES, tuple(WHERE))
     cells = cover(dict(zip(NAMES, values, strict=True)), strength, allowed)

@@ -16,7 +16,7 @@ from tests.processes import ROOT
 from tools import dist, release, sbom
 
 WHEEL_MEGABYTES = 4.0  # what docs/install.md says of the largest wheel
-INSTALLED_MEGABYTES = 10.0  # and of what it unpacks to
+INSTALLED_MEGABYTES = 11.0  # and of what it unpacks to
 # The base install without torch and what torch brings, which everybody here has.
 BASE = {
     *("anyio", "certifi", "charset-normalizer", "click", "filelock", "fsspec", "gguf", "h11", "hf-xet", "httpcore2"),

@@ -74,6 +74,9 @@ def test_a_mapping_a_file_and_settings_train_the_same(tmp_path: Path) -> None:
     assert (trained.step, trained.finished, trained.folder) == (6, True, tmp_path / "mapping")
     assert trained.kept == tmp_path / "mapping" / "model"
     assert [s.set for s in trained.scores] == ["length 5"]
+    first, second = str(trained).splitlines()  # and no modules, which are pages long
+    assert first == f"done after 6 steps; the model is in {trained.kept}"
+    assert second.startswith(f"length 5: loss {trained.scores[0].loss:.4f}, ")
     assert isinstance(trained.model, vt.Model)
     assert not trained.model.training
 

@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     import_torch()
     from rich.console import Console
 
-    from vantage.conformance.matrix import run_matrix
+    with Bar("cells", first="choosing the cells") as progress:
+        from vantage.conformance.matrix import run_matrix
 
-    with Bar("cells") as progress:
         if args.kernels:
             report = _through_kernels(args, progress)
         else:

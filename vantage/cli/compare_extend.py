@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import at_least
-from vantage.cli.models import check_model, load_model
+from vantage.cli.models import check_model, import_torch, load_model
 from vantage.cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def wanted(args: argparse.Namespace, out: Path) -> bool:
 def run(args: argparse.Namespace, out: Path) -> int:
     if not args.resume:
         _check(args)
+    import_torch()
     from vantage.cli.compare_show import show_verdicts
     from vantage.compare.executors import LocalBackend
     from vantage.compare.extension import extension_metadata, run_extension
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace, out: Path) -> int:
     settings = _resumed(out) if args.resume else _settings(args, device.type)
     model = load_model(settings.model, settings.dtype, device=str(device)).eval()
     prepared = prepare_texts(settings, model)
-    with Bar("readings") as bar:
+    with Bar("readings", first="reading") as bar:
         results = run_extension(settings, prepared, out, ReadingLines(bar), resume=args.resume)
     versions = json.loads((out / EXPERIMENT_FILE).read_text())["versions"]
     metadata = extension_metadata(settings, prepared.context, model.context_length, versions, command(settings))

@@ -95,10 +95,16 @@ class ExperimentDisplay:
     ) -> None:
         self._picture.__exit__(kind, error, trace)
 
+    def timed(self, entries: int, total: int) -> None:
+        if sys.stderr.isatty():
+            from rich.spinner import Spinner
+
+            self._picture.draw(Spinner("dots", f"timed {entries} of {total}"))
+
     def began(self, experiment: Experiment, total: int, finished: int) -> None:
         self._experiment = experiment
         before = f", {finished} of {len(experiment.wanted())} results finished before" if finished else ""
-        print(f"{experiment.trainings()} runs of {experiment.steps} steps{before}", file=sys.stderr)
+        self.note(f"{experiment.trainings()} runs of {experiment.steps} steps{before}")
         if sys.stderr.isatty():
             self._draw(total)
 

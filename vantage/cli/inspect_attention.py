@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vantage.cli.flags import at_least, parse_numbers
-from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, check_model, load_model
+from vantage.cli.models import DEFAULT, add_adapter, add_device, add_dtype, check_model, import_torch, load_model
 from vantage.cli.progress import Bar
 from vantage.errors import BadInput
 
@@ -122,6 +122,7 @@ def run_attention(args: argparse.Namespace) -> int:
     heads, queries = parse_numbers(args.head, "--head"), parse_numbers(args.queries, "--queries")
     check_model(args.model, args.adapter, args.device)
     check_out(args)
+    import_torch()
     from vantage.inspect import capture
 
     model = load_model(args.model, args.dtype, adapter=args.adapter, device=args.device)
@@ -171,6 +172,7 @@ def run_atlas(args: argparse.Namespace) -> int:
     layers = parse_numbers(args.layers, "--layers")
     check_model(args.model, args.adapter, args.device)
     check_out(args)
+    import_torch()
     from vantage.figures.html import table
     from vantage.inspect import atlas, plot_atlas
 
@@ -203,6 +205,7 @@ def run_scores(args: argparse.Namespace) -> int:
         )
     check_model(args.model, args.adapter, args.device)
     check_out(args)
+    import_torch()
     from vantage.figures.html import table
     from vantage.inspect import decompose, distinguishable, plot_decomposition, plot_distances
 

@@ -237,6 +237,7 @@ def run_extend(args: argparse.Namespace) -> int:
     _check_changes(args)
     check_model(args.model, args.adapter)
     check_out(args)
+    import_torch()
     from vantage.figures.html import table
     from vantage.inspect import extend, plot_extension, swap
 
@@ -244,7 +245,7 @@ def run_extend(args: argparse.Namespace) -> int:
     before = load_model(args.model, args.dtype, adapter=args.adapter)
     after = swap(before, init=args.init, **changes)
     change = ", ".join(f"{name} {value}" for name, value in changes.items())
-    with Bar("passes") as bar:
+    with Bar("passes", first="reading") as bar:
         result = extend(before, after, text, lengths, change=change, tries=args.tries, progress=bar)
     if args.json:
         print(json.dumps(result.to_dict(), ensure_ascii=False))

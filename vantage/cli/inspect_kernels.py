@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from vantage.cli.flags import at_least
-from vantage.cli.models import DEFAULT, add_adapter, add_max_memory, check_model, load_model
+from vantage.cli.models import DEFAULT, add_adapter, add_max_memory, check_model, import_torch, load_model
 
 EXAMPLE = """\
 examples:
@@ -48,6 +48,7 @@ def add(what: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model, args.adapter)
+    import_torch()
     from vantage.inspect.kernels import kernel_choices, step_kernel
 
     # packed weights cannot be asked

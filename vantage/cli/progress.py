@@ -11,24 +11,35 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
     from rich.progress import Progress, TaskID
+    from rich.status import Status
 
 BAR_DELAY_S = 2.0  # seconds before a bar appears: for less it would only flicker
 
 
 class Bar:
-    """Called as ``bar(done, total)``. Draws on standard error, and only where that is a terminal."""
+    """Called as ``bar(done, total)``. Draws on standard error, and only where that is a terminal.
 
-    def __init__(self, label: str, patience: float = BAR_DELAY_S) -> None:
+    ``first``: what is done before there is anything to count. A spinner says so until then."""
+
+    def __init__(self, label: str, patience: float = BAR_DELAY_S, first: str | None = None) -> None:
         self._label = label
         self._patience = patience
+        self._first = first
+        self._spinner: Status | None = None
         self._on_terminal = sys.stderr.isatty()
         self._started = time.monotonic()
         self._drawn: tuple[Progress, TaskID] | None = None
 
     def __enter__(self) -> Self:
+        if self._first is not None and self._on_terminal:
+            from rich.console import Console
+
+            self._spinner = Console(stderr=True).status(self._first)
+            self._spinner.start()
         return self
 
     def __call__(self, done: int, total: int) -> None:
+        self._stop_spinner()
         if not self._on_terminal or time.monotonic() - self._started < self._patience:
             return
         if self._drawn is None:
@@ -39,8 +50,14 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop_spinner()
         if self._drawn is not None:
             self._drawn[0].stop()
+
+    def _stop_spinner(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
 
     def _draw(self) -> tuple[Progress, TaskID]:
         from rich.console import Console

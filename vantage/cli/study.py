@@ -55,7 +55,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     run.add_argument("--report", metavar="DIR", help="write a page there: DIR/index.html")
     run.set_defaults(run=run_some, rest="tags")
 
-    every = _parser(what, "all", "run them all", "Run every quick study; those that train models only with --train.")
+    every = _parser(
+        what,
+        "all",
+        "run them all",
+        "Run every study that trains nothing, which takes some minutes; with --train, also those that train models.",
+    )
     every.add_argument("--train", action="store_true", help="also run the studies that train models (much longer)")
     every.add_argument("--report", metavar="DIR", help="write a page there: DIR/index.html")
     every.set_defaults(run=run_all)

@@ -46,6 +46,9 @@ class JsonLines:
         emit("began", runs=len(experiment.wanted()), before=finished, steps=experiment.steps)
         self._progress()
 
+    def timed(self, entries: int, total: int) -> None:
+        """The note before it says what is being done."""
+
     def advanced(self, steps: int) -> None:
         self._steps += steps
         if time.monotonic() - self._reported > STEP_LINE_S:

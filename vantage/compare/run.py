@@ -31,6 +31,7 @@ RETRIES = 3  # of a worker that died
 class Observer(Protocol):
     """Who is told how an experiment is getting on."""
 
+    def timed(self, entries: int, total: int) -> None: ...
     def began(self, experiment: Experiment, total: int, finished: int) -> None: ...
     def advanced(self, steps: int) -> None: ...
     def learned(self, point: LossPoint) -> None: ...
@@ -40,6 +41,7 @@ class Observer(Protocol):
 
 
 class SilentObserver:
+    def timed(self, entries: int, total: int) -> None: ...
     def began(self, experiment: Experiment, total: int, finished: int) -> None: ...
     def advanced(self, steps: int) -> None: ...
     def learned(self, point: LossPoint) -> None: ...
@@ -203,7 +205,11 @@ def _fit(
         )
         for entry in experiment.entries()
     ]
-    costs: dict[Entry, JobCost] = {job.entry: cost for job, cost in queue.outcomes(timed, lambda: budget.left() <= 0)}
+    costs: dict[Entry, JobCost] = {}
+    observer.timed(0, len(timed))
+    for job, cost in queue.outcomes(timed, lambda: budget.left() <= 0):
+        costs[job.entry] = cost
+        observer.timed(len(costs), len(timed))
     if len(costs) < len(timed):
         raise BadInput(
             f"a budget of {budget.seconds:.0f} s is over before a few steps of each entry could be timed: allow "

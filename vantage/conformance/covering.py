@@ -21,11 +21,13 @@ def cover(
     that are alike in all but what they are there for. The same arguments give the same cells.
     """
     levels = [list(values) for values in factors.values()]
-    missing = set(reachable(factors, strength, allowed))
+    wanted = sorted(reachable(factors, strength, allowed))
+    missing = set(wanted)
     draw = random.Random(seed)
     cells: list[Cell] = []
-    while missing:
-        start = min(missing)
+    for start in wanted:
+        if start not in missing:
+            continue
         grown = (_complete(start, levels, strength, missing, allowed, draw, earliest) for _ in range(6))
         best = max(grown, key=lambda c: c[0])
         cells.append(best[1])

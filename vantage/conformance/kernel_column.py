@@ -25,7 +25,7 @@ from torch import Tensor
 from vantage.conformance.accepted_cells import accepted_cells
 from vantage.conformance.covering import Cell, cover
 from vantage.conformance.factors import NUMBER, allowed_by, caches, factors, rules
-from vantage.conformance.matrix import TOLERANCE
+from vantage.conformance.matrix import TOLERANCE, check_usable
 from vantage.conformance.scenarios import Bench, outcomes, run_cell
 from vantage.errors import BadInput, KernelRefused
 from vantage.kernels import kernel_named
@@ -141,6 +141,7 @@ def run_through(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> KernelReport:
     """Run the matrix through kernels by name. ``share``: (i, n), every n-th cell from the i-th on, for n processes."""
+    check_usable(device)
     first, step = share
     cells = cells_through(kernels, filter=filter)[first::step]
     if not cells:
@@ -160,6 +161,7 @@ def run_column(
     """Every pair of parts that these kernels take, over several processes. Cells with the same mask and scenario go to
     one process: they ask for the same compiled kernels, which are kept on disk for the others. What
     is not reached after so many ``seconds`` is left."""
+    check_usable(device)
     report, until = KernelReport(dtype), monotonic() + seconds
     context = get_context("spawn")
     with context.Pool(processes, torch.set_num_threads, (1,)) as pool:

@@ -139,6 +139,14 @@ def _count(rows: list[CellResult]) -> str:
     return "-" if not rows else str(passed) if passed == len(rows) else f"{passed}/{len(rows)}"
 
 
+def check_usable(device: torch.device | str) -> None:
+    """Refuse a device that is not here, before every cell fails for it."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as e:  # torch raises either, depending on what is missing
+        raise BadInput(f"device={str(device)!r} cannot be used here: {e}") from e
+
+
 def run_matrix(
     *,
     strength: int = 2,
@@ -150,10 +158,7 @@ def run_matrix(
     """Run the matrix. ``filter`` keeps the cells whose name (values joined by /) contains it."""
     if strength not in (1, 2, 3):
         raise BadInput(f"strength={strength}: use 1 (every value), 2 (every pair) or 3 (every triple)")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as e:  # torch raises either, depending on what is missing
-        raise BadInput(f"device={str(device)!r} cannot be used here: {e}") from e
+    check_usable(device)
     cells = [cell for cell in cover(factors(), strength, allowed_by(rules())) if filter in "/".join(cell)]
     refused = [] if filter else list(refused_combinations())
     if not cells:

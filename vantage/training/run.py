@@ -51,6 +51,16 @@ class Trained:
     scores: list[ScoreRecord]
     kept: Path | None
 
+    def __str__(self) -> str:
+        """Without the modules, which are pages long."""
+        last = {score.set: score for score in self.scores}  # of each set
+        lines = [
+            f"{score.set}: loss {score.loss:.4f}, {score.tokens:.1%} of tokens right, {score.exact:.1%} of rows exact"
+            for score in last.values()
+        ]
+        where = f"the model is in {self.kept}" if self.kept is not None else f"the run is in {self.folder}"
+        return "\n".join([f"{'done' if self.finished else 'stopped'} after {self.step} steps; {where}", *lines])
+
 
 class Run:
     """A run that is ready to go. Nothing is trained before ``go``."""

@@ -46,6 +46,9 @@ class ComparisonProgress:
         self._progress = progress
         self._total, self._done, self._doing = 1, 0, "training"
 
+    def timed(self, entries: int, total: int) -> None:
+        """A study has no budget to fit."""
+
     def began(self, experiment: Experiment, total: int, finished: int) -> None:
         self._total = max(1, total)
         self._progress(0.0, self._doing)
