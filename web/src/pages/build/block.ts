@@ -30,7 +30,8 @@ function attention(block: BlockEntry, cross: boolean): Part {
   const shared = block.kv_heads !== block.heads && block.attention !== "Latent" ? `, ${block.kv_heads} key/value` : "";
   const where = cross ? "reads the encoder" : block.position.length ? block.position.join(" + ") : "no position";
   const name = block.attention === "Latent" ? "latent attention" : "attention";
-  return { kind: "attention", text: cross ? `cross-${name}` : name, detail: `${block.heads} heads of ${block.head_width}${shared} · ${where}` };
+  const around = block.around.length ? ` · ${block.around.join(", ")}` : "";
+  return { kind: "attention", text: cross ? `cross-${name}` : `${name}${around}`, detail: `${block.heads} heads of ${block.head_width}${shared} · ${where}` };
 }
 
 const feed = (block: BlockEntry): Part => ({ kind: "ffn", text: "feed-forward", detail: block.ffn });

@@ -27,8 +27,8 @@ export function Diagram({ layers }: { layers: BlockEntry[] }) {
         root={root}
         csv={() =>
           csv([
-            ["stack", "layer", "mask", "position", "attention", "heads", "key/value heads", "head width", "feed-forward", "norm", "wiring"],
-            ...layers.map((one) => [one.stack, one.name, one.mask, one.position.join(" "), one.attention, one.heads, one.kv_heads, one.head_width, one.ffn, one.norm, one.wiring]),
+            ["stack", "layer", "mask", "position", "attention", "around it", "heads", "key/value heads", "head width", "feed-forward", "norm", "wiring"],
+            ...layers.map((one) => [one.stack, one.name, one.mask, one.position.join(" "), one.attention, one.around.join(", "), one.heads, one.kv_heads, one.head_width, one.ffn, one.norm, one.wiring]),
           ])
         }
       />
