@@ -115,16 +115,17 @@ def test_the_drawing_shows_what_stands_around_attention(reader):
     page = reader.go("build?width=64&layers=4&heads=4&vocab=100&output=gate&kv_sharing=2")
     blocks = page.locator(".bld-block")
     expect(blocks).to_have_count(2)  # layers 0 and 2 make keys; 1 and 3 read them
-    expect(blocks.nth(0)).to_contain_text("attention · gated output")
-    expect(blocks.nth(1)).to_contain_text("attention · shared keys, gated output")
+    expect(blocks.nth(0)).to_contain_text("with gated output")
+    expect(blocks.nth(1)).to_contain_text("with shared keys, gated output")
     page.get_by_label("Layers per keys").fill("1")
     page.get_by_label("On the output").select_option("exclusive")
     expect(blocks).to_have_count(1)
-    expect(blocks).to_contain_text("attention · exclusive self-attention")
+    expect(blocks).to_contain_text("with exclusive self-attention")
     page.get_by_label("Keys selected by").select_option("top-k")
-    expect(blocks).to_have_attribute("aria-label", re.compile("attention · top-k indexer, exclusive self-attention"))
+    expect(blocks).to_contain_text("with top-k indexer, exclusive self-attention")
+    expect(blocks).to_have_attribute("aria-label", re.compile("then attention with top-k indexer, exclusive"))
     page.get_by_label("On the output").select_option("none")
-    expect(blocks).to_contain_text("attention · top-k indexer")
+    expect(blocks).to_contain_text("with top-k indexer")
     check_looks(reader)
 
 

@@ -109,9 +109,9 @@ describe("the drawing of a block", () => {
   });
   it("says what an attention has beside its heads", () => {
     const around = ["shared keys", "gated output"];
-    const texts = (one: BlockEntry) => nodes(one).filter((node) => node.kind === "attention").map((node) => node.text);
-    expect(texts({ ...block, around, cross: true })).toEqual(["attention · shared keys, gated output", "cross-attention"]);
-    expect(texts(block)).toEqual(["attention"]);
+    const texts = (one: BlockEntry) => nodes(one).filter((node) => node.kind === "attention").map((node) => node.around);
+    expect(texts({ ...block, around, cross: true })).toEqual(["with shared keys, gated output", undefined]);
+    expect(texts(block)).toEqual([undefined]);
   });
   it("goes around each part, up to its sum", () => {
     expect(nodes(block).map((node) => node.until)).toEqual([2, undefined, undefined, 5, undefined, undefined]);
