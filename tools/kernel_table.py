@@ -149,7 +149,9 @@ def _kernels(model: Model, device: str, *, train: bool) -> str:
 def _triton_is_there() -> AbstractContextManager[Any]:
     find = importlib.util.find_spec
     supposed = ModuleSpec("triton", None)
-    return patch.object(importlib.util, "find_spec", lambda name, *where: supposed if name == "triton" else find(name, *where))
+    return patch.object(
+        importlib.util, "find_spec", lambda name, *where: supposed if name == "triton" else find(name, *where)
+    )
 
 
 @contextmanager

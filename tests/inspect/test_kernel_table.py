@@ -66,6 +66,7 @@ def test_a_part_that_loses_its_native_form_changes_the_table(monkeypatch: pytest
 
 def test_a_part_is_as_the_encoding_beside_it_only_if_it_is_with_each() -> None:
     """What asks only the encoding, what decides by itself, and what agrees with one encoding alone."""
+
     def answer(spec: vt.ModelSpec) -> tuple[str, ...]:
         gated = any(layer.output for layer in spec.layers)
         shared = any(layer.source is not None for layer in spec.layers)

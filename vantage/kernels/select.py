@@ -206,11 +206,7 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
         elif (refused := kernel.refuses(need, q, view)) is not None:
             why = refused
         elif yields is not None and yields(need, q, view):
-            slower = (
-                "slower than tiles here"
-                if q.device.type == "cpu"
-                else PLANS_PAY_LATER
-            )
+            slower = "slower than tiles here" if q.device.type == "cpu" else PLANS_PAY_LATER
             why = f"it would form {formed:,} numbers" if formed else slower
         elif chosen == IN_BLOCKS and candidate.forms_too_much(need, q, view):
             why = f"it would form {formed:,} numbers"

@@ -235,7 +235,9 @@ def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int, 
         experts = _some_experts(index, cast(DividesExperts, parts.pop("ffn")), width, rank, ranks)
     for name, part in parts.items():
         if not isinstance(part, Divisible):
-            why = part.indivisible if isinstance(part, Indivisible) else "it does not say how it divides among processes"
+            why = (
+                part.indivisible if isinstance(part, Indivisible) else "it does not say how it divides among processes"
+            )
             raise Refused(f"layer {index}: {type(part).__name__} ({name}) has no tensor parallel form: {why}")
     shares = {name: cast(Divisible, part).divided(ranks, width) for name, part in parts.items()}
     shares |= {} if experts is None else {"ffn": experts}
