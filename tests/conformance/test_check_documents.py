@@ -116,8 +116,8 @@ class WideTorch:
 
 
 def test_what_qwen3_5_with_experts_is_off_is_rounding(monkeypatch: pytest.MonkeyPatch):
-    """Its forked steps are 600 float32 roundings off one pass, and within the tolerance. It computes states and norms in
-    float32 whatever its dtype; in float64 throughout, nothing is left of it."""
+    """Its forked steps are 600 float32 roundings off one pass, and within the tolerance. It computes states and norms
+    in float32 whatever its dtype; in float64 throughout, nothing is left of it."""
     from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
     model = theirs("qwen3_5_moe_text")
