@@ -148,10 +148,11 @@ def _kernels(model: Model, device: str, *, train: bool) -> str:
 
 def _triton_is_there() -> AbstractContextManager[Any]:
     find = importlib.util.find_spec
-    supposed = ModuleSpec("triton", None)
-    return patch.object(
-        importlib.util, "find_spec", lambda name, *where: supposed if name == "triton" else find(name, *where)
-    )
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, None) if name == "triton" else find(name, package)
+
+    return patch.object(importlib.util, "find_spec", find_spec)
 
 
 @contextmanager
@@ -241,8 +242,8 @@ def tables() -> str:
 One pass over a row of {LONG:,} tokens:
 
 {table(answers(passes), PASS_COLUMNS)}
-A step with a cache, one token for each row (`lowered`: the whole step as native kernels; `graph of modules`: a CUDA graph
-of what torch runs):
+A step with a cache, one token for each row (`lowered`: the whole step as native kernels; `graph of modules`: a CUDA
+graph of what torch runs):
 
 {table(answers(steps), STEP_COLUMNS)}
 """
