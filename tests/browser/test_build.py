@@ -122,7 +122,7 @@ def test_the_drawing_shows_what_stands_around_attention(reader):
     expect(blocks).to_have_count(1)
     expect(blocks).to_contain_text("with exclusive self-attention")
     page.get_by_label("Keys selected by").select_option("top-k")
-    expect(blocks).to_contain_text("with top-k indexer, exclusive self-attention")
+    expect(blocks).to_contain_text("with top-k indexer, exclusive")
     expect(blocks).to_have_attribute("aria-label", re.compile("then attention with top-k indexer, exclusive"))
     page.get_by_label("On the output").select_option("none")
     expect(blocks).to_contain_text("with top-k indexer")
