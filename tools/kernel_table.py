@@ -181,10 +181,10 @@ def _supposed_gpu() -> Iterator[list[bool]]:
 
 def _own_pass(model: Model) -> str:
     """Of a part that asks no kernel: whether it goes in chunks, as a pass of a few tokens shows."""
-    ran: set[str] = set()
+    ran: set[tuple[str, str]] = set()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
-        ran.add(frame.f_code.co_filename)
+        ran.add((frame.f_code.co_filename, frame.f_code.co_name))
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -193,7 +193,8 @@ def _own_pass(model: Model) -> str:
             model(torch.zeros(1, chunks.MAX_TOKENS_ONE_BY_ONE + 1, dtype=torch.long))
     finally:
         sys.setprofile(before)
-    return f"no kernel: chunks of {chunks.CHUNK} tokens in torch" if chunks.__file__ in ran else "no kernel: torch"
+    cut = (chunks.__file__, chunks.Chunks.cut.__name__)
+    return f"no kernel: chunks of {chunks.CHUNK} tokens in torch" if cut in ran else "no kernel: torch"
 
 
 # ---- the tables

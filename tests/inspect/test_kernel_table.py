@@ -13,21 +13,26 @@ from tools.kernel_table import AS_BESIDE, BESIDE, PAGE, Part
 from vantage.attention import ATTENTIONS, INDEXERS, OUTPUT_PARTS
 from vantage.inspect.kernels import kernel_choices
 from vantage.kernels.fused import Fused
+from vantage.kernels.native import native
 from vantage.kernels.recurring import without_plans
 from vantage.kernels.tiles import Tiles
+from vantage.kernels.untested import SWITCH
 from vantage.position import ENCODINGS
 from vantage.spec.native import CannotLower
 from vantage.spec.normalisers import NORMALISERS
 
 TEXT = PAGE.read_text(encoding="utf-8")
 SPARSE = "top-k"
+needs_native = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
 
 
 def part(title: str) -> Part:
     return next(one for one in kernel_table.parts() if one.title == title)
 
 
-def test_the_page_has_the_tables_of_now() -> None:
+@needs_native
+def test_the_page_has_the_tables_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
     assert kernel_table.written(TEXT) == TEXT, "run `python -m tools.kernel_table`"
 
 
@@ -40,6 +45,7 @@ def test_every_part_stands_in_both_tables() -> None:
         assert sum(title in row.strip().split(", ") for row in rows) == 2, title
 
 
+@needs_native
 def test_a_kernel_that_refuses_more_changes_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     rope = ENCODINGS["rope"].title
     before = kernel_table.passes(part(rope).spec("rope"))
@@ -52,6 +58,7 @@ def test_a_kernel_that_refuses_more_changes_the_table(monkeypatch: pytest.Monkey
     assert "fused" not in after[2]
 
 
+@needs_native
 def test_a_part_that_loses_its_native_form_changes_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = part(ENCODINGS["rope"].title).spec("rope")
     assert kernel_table.steps(spec) == ("lowered", "lowered")
