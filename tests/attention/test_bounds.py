@@ -11,10 +11,13 @@ import torch
 import vantage as vt
 from tests.attention.helpers import attention
 from vantage.attention import (
+    ATTENTIONS,
     BlockChooser,
+    Canon,
     CompressedSparse,
     Differential,
     EntryChooser,
+    Exclusive,
     GatedConvolution,
     GatedDelta,
     GroupedQuery,
@@ -23,6 +26,7 @@ from vantage.attention import (
     Latent,
     LengthTemperature,
     Lightning,
+    LowRankQuery,
     Mamba2,
     MoBA,
     NativeSparse,
@@ -31,6 +35,7 @@ from vantage.attention import (
     SharedIndexer,
     SmallMaps,
     TopKIndexer,
+    ValueResidual,
 )
 from vantage.attention.delta import unit
 from vantage.attention.differential import UnitLength
@@ -56,6 +61,9 @@ DEFAULTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gated-convolution": (GatedConvolution(), {"taps": 3, "bias": False}),
     "lightning": (Lightning(4), {"norm": None, "rate": 1.0}),
     "moba": (MoBA(4), {"size": 512, "keep": 3}),
+    "canon": (Canon(4), {"kv_heads": None, "taps": 4, "before": True, "projected": True}),
+    "low-rank-query": (LowRankQuery(4), {"kv_heads": 1, "rank": None, "norm": None}),
+    "value-residual": (ValueResidual(4), {"own": 0.5, "first": 0.5, "learned": False, "values_of": 0}),
     "native-sparse": (NativeSparse(4), {"near": 512, "blocks": BlockChooser(64, 16, 1, 2)}),
     "hca": (HeavilyCompressed(4), {"ratio": 128, "near": 128, "turned_values": False, "maps": SmallMaps(out_groups=1)}),
     "csa": (CompressedSparse(4), {"ratio": 4, "near": 128, "choice": EntryChooser(512, 64, 128)}),
@@ -77,9 +85,20 @@ def test_what_parts_say_of_themselves() -> None:
     assert QKNorm.effect == Effect("q/k norm", positional=False, linear=False)
     assert LengthTemperature.effect == Effect("temperature", positional=True, linear=True)
     assert (QKNorm(NORM).shared, LengthTemperature().shared, OutputGate().shared) == (False, True, False)
+    assert not Exclusive().shared  # every layer has its own shares
     for indexer in (TopKIndexer(), SharedIndexer(0)):
         assert (indexer.shared, indexer.every_key) == (False, True)
     assert (KeyChoice.kept, EarlierChoice.kept) == (1, 0)  # streams beside the keys
+
+
+def test_a_name_and_a_number_of_heads_make_an_attention() -> None:
+    """Where no number is given, the fewest that it can have."""
+    fewest = {"differential": 2}
+    for entry in ATTENTIONS.entries():
+        if entry.default is None or entry.config is GatedConvolution:  # sizes that no number says; no heads
+            continue
+        assert entry.make(6).shape(24).heads == 6, entry.name
+        assert entry.make().shape(24).heads == fewest.get(entry.name, 1), entry.name
 
 
 def test_what_keeps_a_division_by_zero_away() -> None:
@@ -100,6 +119,9 @@ SMALLEST: dict[str, Callable[[], AttentionConfig]] = {
     "gated-convolution": lambda: GatedConvolution(2),
     "lightning": lambda: Lightning(1, NORM, 1, rate=0.0),
     "moba": lambda: MoBA(1, 1, 1, size=1, keep=1),
+    "canon": lambda: Canon(1, 1, 1, taps=2),
+    "low-rank-query": lambda: LowRankQuery(1, head_dim=1, rank=1),
+    "value-residual": lambda: ValueResidual(1, 1, 1, values_of=0),
     "native-sparse": lambda: NativeSparse(1, near=1, blocks=BlockChooser(1, keep=1, first=0, recent=1)),
     "hca": lambda: HeavilyCompressed(1, 1, ratio=2, near=1, rope_dim=0),
     "hca all turned": lambda: HeavilyCompressed(1, 3, rope_dim=3),
@@ -170,6 +192,9 @@ REFUSED: dict[str, list[Callable[[], AttentionConfig]]] = {
     "gated-convolution": [lambda: GatedConvolution(1)],
     "lightning": [lambda: Lightning(0, NORM, 4), lambda: Lightning(3), lambda: Lightning(4, rate=-0.5)],
     "moba": [lambda: MoBA(4, size=0), lambda: MoBA(4, keep=0), lambda: MoBA(3), lambda: MoBA(4, 3)],
+    "canon": [lambda: Canon(4, taps=1), lambda: Canon(3), lambda: Canon(4, before=False, projected=False)],
+    "low-rank-query": [lambda: LowRankQuery(4, rank=0), lambda: LowRankQuery(3), lambda: LowRankQuery(4, 3)],
+    "value-residual": [lambda: ValueResidual(4, values_of=-1), lambda: ValueResidual(3)],
     "native-sparse": [
         lambda: NativeSparse(4, near=0),
         lambda: NativeSparse(4, blocks=BlockChooser(0)),

@@ -128,6 +128,16 @@ def test_without_any_encoding_it_tells_neighbours_apart():
         assert torch.allclose(*last, atol=1e-9) is same
 
 
+def test_what_it_says_of_itself():
+    """What is convolved, where."""
+    said = {name: config.describe(32)[1] for name, config in PLACES.items()}
+    assert said == {
+        "both": "convolution over 3 tokens on input and q, k and v",
+        "before": "convolution over 3 tokens on input",
+        "projected": "convolution over 3 tokens on q, k and v",
+    }
+
+
 def test_gradients():
     m = vt.build(vt.decoder(vocab=19, width=8, layers=1, attention=vt.Canon(2, taps=3))).double()
     check_gradients(m, "convolutions", count=2)

@@ -200,6 +200,8 @@ LEARNED: dict[str, dict[str, int]] = {
     "lightning": {"qkv": 16 * 36, "gate": 16 * 12, "norm": 12, "out": 12 * 16},
     "value-residual": {"qkv": 16 * (12 + 6 + 6), "out": 12 * 16},
     "moba": {"qkv": 16 * (12 + 6 + 6), "out": 12 * 16},
+    "canon": {"qkv": 16 * 24, "convolutions": 3 * (16 + 24), "out": 12 * 16},
+    "low-rank-query": {"down, k and v": 16 * (5 + 6 + 6), "up": 5 * 12, "out": 12 * 16},
     "native-sparse": {"qkv": 16 * (12 + 6 + 6), "gates": 16 * 4 * 3, "out": 12 * 16},
     "hca": {"q": 16 * 24, "kv": 16 * 6, "entries": 16 * 12 + 3 * 6, "out": 24 * 16},
     "csa": {
@@ -217,6 +219,12 @@ LEARNED: dict[str, dict[str, int]] = {
 def test_what_is_learned(name: str) -> None:
     built = attention(BY_HAND[name][0], WIDTH, Causal() & SameSegment())
     assert sum(p.numel() for p in built.parameters()) == sum(LEARNED[name].values())
+
+
+def test_the_rank_of_low_rank_queries() -> None:
+    """A quarter of the width, and never nothing."""
+    ranks = {width: LowRankQuery(1).describe(width)[1] for width in (3, 4, 7, 8, 20)}
+    assert ranks == {width: f"queries of rank {rank}" for width, rank in {3: 1, 4: 1, 7: 1, 8: 2, 20: 5}.items()}
 
 
 def test_what_small_maps_learn() -> None:

@@ -127,3 +127,9 @@ def test_a_later_layer_may_be_the_first_to_give():
     check_cached(m, "contiguous")
     with pytest.raises(BadInput, match="layer 0 mixes its values with those of layer 1"):
         replace(spec, layers=(mixing, mixing, mixing))
+
+
+def test_by_name_its_shares_are_learned():
+    """Where it competes with others, nobody has said which shares are right."""
+    spec = vt.decoder(vocab=19, width=32, layers=1, heads=4, attention="value-residual")
+    assert spec.layers[0].attention == vt.ValueResidual(4, learned=True)

@@ -24,6 +24,10 @@ def made(code: str) -> vt.ModelSpec:
     return scope["spec"]
 
 
+def parameters_of(spec: vt.ModelSpec) -> str:
+    return f"{sum(p.numel() for p in vt.build(spec).parameters()):,}"
+
+
 def test_the_code_makes_what_is_shown(reader):
     page = reader.go("build?width=64&layers=2&vocab=100")
     code = page.get_by_role("region", name="Python for this model")
@@ -37,8 +41,7 @@ def test_the_code_makes_what_is_shown(reader):
     spec = made(saved(page, "Download model.py").decode())
     assert len(spec.layers) == 2
     assert spec.layers[0].attention.kv_heads == 2
-    count = sum(p.numel() for p in vt.build(spec).parameters())
-    assert fact(page, "parameters") == f"{count:,}"
+    assert fact(page, "parameters") == parameters_of(spec)
     shown = page.locator(".bld-block")
     expect(shown).to_have_count(1)
     assert "2 key/value" in shown.text_content()
@@ -61,7 +64,68 @@ def test_normalisers_and_a_delta_rule(reader):
     expect(page.get_by_label("Weights by")).to_have_count(0)
     spec = made(saved(page, "Download model.py").decode())
     assert (spec.layers[0].attention.rank, spec.layers[0].attention.taps) == (8, 3)
-    assert fact(page, "parameters") == f"{sum(p.numel() for p in vt.build(spec).parameters()):,}"
+    assert fact(page, "parameters") == parameters_of(spec)
+    check_looks(reader)
+
+
+def test_what_stands_between_the_parts_of_attention(reader):
+    """A gate, exclusive self-attention, an indexer and keys shared by layers: each as the page says, and its reason
+    where two of them exclude each other."""
+    page = reader.go("build?width=64&layers=4&heads=4&vocab=100&kv_heads=2")
+    code = page.get_by_role("region", name="Python for this model")
+    expect(code).to_contain_text("layers=4")
+    plain = fact(page, "parameters")
+    page.get_by_text("More", exact=True).first.click()
+    output, indexer, sharing = (
+        page.get_by_label(label) for label in ("On the output", "Keys selected by", "Layers per keys")
+    )
+    assert output.locator("option").all_inner_texts() == ["none", "gate", "exclusive"]
+    assert indexer.locator("option").all_inner_texts() == ["none", "top-k"]
+
+    for field, word, part in ((output, "gate", "OutputGate"), (output, "exclusive", "Exclusive")):
+        field.select_option(word)
+        expect(code).to_contain_text(f"output='{word}'")
+        spec = made(saved(page, "Download model.py").decode())
+        assert [type(one).__name__ for layer in spec.layers for one in layer.output] == [part] * 4
+        assert parameters_of(spec) == fact(page, "parameters") != plain
+    output.select_option("none")
+
+    indexer.select_option("top-k")
+    expect(code).to_contain_text("indexer='top-k'")
+    expect(page).to_have_url(re.compile("indexer=top-k"))
+    spec = made(saved(page, "Download model.py").decode())
+    assert [type(layer.indexer).__name__ for layer in spec.layers] == ["TopKIndexer"] * 4
+    assert parameters_of(spec) == fact(page, "parameters") != plain
+
+    sharing.fill("2")  # beside the indexer: not possible
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("layer 1 reads the keys of layer 0 and keeps nothing: its indexer cannot either")
+    expect(page.get_by_text("Below is the last valid model")).to_be_visible()
+    reader.errors.clear()  # the server's refusal
+    indexer.select_option("none")
+    expect(alert).to_have_count(0)
+    expect(code).to_contain_text("kv_sharing=2")
+    spec = made(saved(page, "Download model.py").decode())
+    assert [layer.source for layer in spec.layers] == [None, 0, None, 2]
+    assert parameters_of(spec) == fact(page, "parameters") != plain
+    check_looks(reader)
+
+
+def test_the_drawing_shows_what_stands_around_attention(reader):
+    page = reader.go("build?width=64&layers=4&heads=4&vocab=100&output=gate&kv_sharing=2")
+    blocks = page.locator(".bld-block")
+    expect(blocks).to_have_count(2)  # layers 0 and 2 make keys; 1 and 3 read them
+    expect(blocks.nth(0)).to_contain_text("with gated output")
+    expect(blocks.nth(1)).to_contain_text("with shared keys, gated output")
+    page.get_by_label("Layers per keys").fill("1")
+    page.get_by_label("On the output").select_option("exclusive")
+    expect(blocks).to_have_count(1)
+    expect(blocks).to_contain_text("with exclusive self-attention")
+    page.get_by_label("Keys selected by").select_option("top-k")
+    expect(blocks).to_contain_text("with top-k indexer, exclusive")
+    expect(blocks).to_have_attribute("aria-label", re.compile("then attention with top-k indexer, exclusive"))
+    page.get_by_label("On the output").select_option("none")
+    expect(blocks).to_contain_text("with top-k indexer")
     check_looks(reader)
 
 

@@ -101,3 +101,31 @@ def test_llama4_counts_places_for_positions(options: dict[str, Any], rows: set[s
     model = theirs("llama4_text", **options)
     assert failed(vt.check(model)) == rows
     assert vt.check(vt.load(model)).ok
+
+
+# ---- what is rounding
+
+
+class WideTorch:
+    """torch, with float64 wherever a model asks for float32."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def test_what_qwen3_5_with_experts_is_off_is_rounding(monkeypatch: pytest.MonkeyPatch):
+    """Its forked steps are 600 float32 roundings off one pass, and within the tolerance. It computes states and norms
+    in float32 whatever its dtype; in float64 throughout, nothing is left of it."""
+    from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
+
+    model = theirs("qwen3_5_moe_text")
+    row = vt.check(model)["fork"]
+    assert row.status == "ok"
+    assert row.measured > 256 * torch.finfo(torch.float32).eps
+    monkeypatch.setattr(modeling_qwen3_5_moe, "torch", WideTorch())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    report = vt.check(model.double())
+    assert failed(report) == {"packed"}
+    assert report["fork"].measured < 1e-11

@@ -23,7 +23,7 @@ from vantage.spec import query_blocks
 from vantage.spec.chosen import ChosenKeys, near_columns
 from vantage.spec.masks import Causal, SameSegment, Window
 from vantage.spec.model import ModelSpec, Scores
-from vantage.spec.normalisers import Entmax15, Sigmoid, Sparsemax, StickBreaking
+from vantage.spec.normalisers import Entmax15, OffByOne, Sigmoid, Sparsemax, StickBreaking
 from vantage.spec.parts import Dense, Need, View
 from vantage.spec.positions import EMPTY, Positions
 
@@ -116,6 +116,26 @@ PARTS = SPARSE | {
     "shaw": lambda: spec("shaw"),
     "transformer-xl": lambda: spec("xl"),
     "alibi": lambda: spec("alibi"),
+    "rope": spec,
+    "dropout": lambda: vt.decoder(vocab=16, width=32, layers=1, heads=HEADS, dropout=0.1),
+    "latent": lambda: spec(attention=vt.Latent(HEADS, 8, nope_dim=8, rope_dim=8, value_dim=8, norm=vt.RMSNorm())),
+    "relative bank": lambda: spec("bank"),
+    "dape": lambda: spec("dape"),
+    "pope": lambda: spec("pope"),
+    "selective-rope": lambda: spec("selective-rope"),
+    "off by one": lambda: normalised(OffByOne()),
+    "gate": lambda: spec(output=(vt.OutputGate(),)),
+    "exclusive": lambda: spec(output=(vt.Exclusive(),)),
+    "shared keys": lambda: vt.decoder(vocab=16, width=32, layers=2, heads=HEADS, position="alibi", kv_sharing=2),
+    "moba": lambda: spec(attention=vt.MoBA(HEADS, 1, size=16)),
+    "differential": lambda: spec(attention=vt.Differential(HEADS)),
+    "value residual": lambda: spec(attention=vt.ValueResidual(HEADS)),
+    "low-rank queries": lambda: spec(attention=vt.LowRankQuery(HEADS)),
+    "canon": lambda: spec(attention=vt.Canon(HEADS)),
+    "gated delta rule": lambda: spec("none", attention=vt.GatedDelta(HEADS)),
+    "kda": lambda: spec("none", attention=vt.KimiDelta(HEADS)),
+    "mamba-2": lambda: spec("none", attention=vt.Mamba2(HEADS, state_dim=16)),
+    "lightning": lambda: spec("none", attention=vt.Lightning(HEADS)),
 }
 
 

@@ -96,5 +96,5 @@ def test_a_reader_sees_no_further_than_its_source():
 def test_an_attention_that_cannot_share_says_so():
     latent = vt.Latent(2, kv_rank=4, nope_dim=4, rope_dim=4, value_dim=4, norm=vt.RMSNorm())
     spec = vt.decoder(vocab=9, width=8, layers=2, attention=latent)
-    with pytest.raises(Refused, match="LatentAttention has no shared"):
+    with pytest.raises(Refused, match="Latent has no keys that another layer could read"):
         vt.build(replace(spec, layers=(spec.layers[0], replace(spec.layers[1], source=0))))

@@ -114,12 +114,39 @@ def test_fewer_key_heads_than_processes_are_held_by_several() -> None:
             "3 heads over 3 key/value heads do not divide among 2",
         ),
         (lambda: vt.decoder(vocab=9, width=32, layers=1, heads=4, ffn=vt.FeedForward(9)), "a hidden layer of 9"),
-        (lambda: spec_of(("none", "gated-delta", "gated")), "GatedDelta"),
+        (
+            lambda: spec_of(("none", "gated-delta", "gated")),
+            r"layer 0: GatedDelta \(attention\) has no tensor parallel form: it does not say how it divides",
+        ),
+        (
+            lambda: vt.decoder(vocab=9, width=32, layers=1, heads=4, attention="low-rank-query"),
+            r"layer 0: LowRankQuery \(attention\) has no tensor parallel form: query heads of all processes are made "
+            "of one small vector",
+        ),
+        (
+            lambda: vt.decoder(vocab=9, width=32, layers=1, heads=4, attention="canon"),
+            r"layer 0: Canon \(attention\) has no tensor parallel form: its convolutions run over a token's whole",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_by_name(spec, why: str) -> None:
     with pytest.raises(Refused, match=why):
         divided(spec(), 0, 2)
+
+
+def test_an_attention_divides_or_is_refused_whichever_it_is() -> None:
+    """None comes out of it with the heads of all processes."""
+    for name, case in attentions().items():
+        if case.between is not None:
+            continue
+        whole = spec_of(("none", name, "plain"))
+        heads = whole.layers[0].attention.shape(whole.width).heads
+        if name not in DIVISIBLE or name in UNDIVIDED[2]:
+            with pytest.raises(Refused):
+                divided(whole, 0, 2)
+            continue
+        share = divided(whole, 0, 2).layers[0].attention
+        assert share.shape(whole.width).heads == heads // 2, name
 
 
 @dataclass(frozen=True, eq=False)

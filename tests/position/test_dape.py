@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -74,8 +76,10 @@ def test_through_a_cache(kind: str, inner: object):
     check_cached(model(position=DAPE(inner, hidden=4)), kind)
 
 
-def test_costs_are_those_that_torch_counts():
-    check_costs(vt.decoder(vocab=19, width=32, layers=2, heads=4, kv_heads=2, position=DAPE(vt.Fire(hidden=4), 5)))
+@pytest.mark.parametrize("inner", [vt.Alibi(), vt.Fire(hidden=4)], ids=["alibi", "fire"])
+def test_costs_are_those_that_torch_counts(inner: Any):
+    """Of the bias that is adapted as well, where that multiplies matrices."""
+    check_costs(vt.decoder(vocab=19, width=32, layers=2, heads=4, kv_heads=2, position=DAPE(inner, 5)))
 
 
 def test_saved_and_loaded(tmp_path):

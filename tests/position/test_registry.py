@@ -152,6 +152,21 @@ def test_the_base_of_waves_has_the_same_bounds_everywhere():
     assert set(bounds.values()) == {(2.0, 1e9)}
 
 
+def test_bounds_of_networks_and_convolutions():
+    """A form offers no more: a network of one number is the least, and a convolution over one token is none."""
+    bounds = {
+        (name, field): (info.low, info.high)
+        for name in ("dape", "selective-rope")
+        for field, info in parameters(ENCODINGS[name].config).items()
+        if field != "base"
+    }
+    assert bounds == {
+        ("dape", "hidden"): (1, 256),
+        ("selective-rope", "rank"): (1, 1024),
+        ("selective-rope", "taps"): (2, 16),
+    }
+
+
 def test_which_encodings_have_a_randomised_form():
     """Not those that read no position, count by content, have several axes, or stand for distances of text as it is."""
     without = {entry.name for entry in ENCODINGS.entries() if not entry.randomised}

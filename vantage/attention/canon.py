@@ -33,6 +33,8 @@ class Canon:
     projected: bool = True
     scores: Scores = Scores()
 
+    indivisible = "its convolutions run over a token's whole input and over queries, keys and values of all heads"
+
     def __post_init__(self) -> None:
         if self.taps < 2:
             raise BadInput(f"taps={self.taps}: a convolution over time has at least 2")

@@ -33,6 +33,8 @@ class LowRankQuery:
     norm: NormConfig | None = None  # of the small vector; None: RMS without weights
     scores: Scores = Scores()
 
+    indivisible = "query heads of all processes are made of one small vector, which is normed as a whole"
+
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 1:
             raise BadInput(f"rank={self.rank}: give at least 1, or None for a quarter of the width")

@@ -80,10 +80,14 @@ def kernel_choices(
     device: str | None = None,
     dtype: torch.dtype | None = None,
     train: bool = False,
+    supposed: bool = False,
 ) -> list[KernelChoice]:
     """What ``kernel="auto"`` takes in one pass over so many tokens, in every layer. ``device=None``: a GPU if there is
-    one."""
+    one. ``supposed``: the pass stays on a CPU, and kernels are asked as if it were on that device, which need not be
+    there."""
     device = device or generation_device().type
+    asked = device if supposed and device != "cpu" else None
+    device = device if asked is None else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise Refused("there is no GPU here to ask for: leave the device out, or say cpu")
     if model.encoder is not None:
@@ -94,7 +98,7 @@ def kernel_choices(
         )
     choices: list[KernelChoice] = []
     sites = sites_of(model)
-    handles = [site.module.register_forward_pre_hook(partial(_ask, site, choices)) for site in sites]
+    handles = [site.module.register_forward_pre_hook(partial(_ask, site, choices, asked)) for site in sites]
     try:
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
@@ -147,11 +151,14 @@ def _fake(x: Any, device: str, dtype: torch.dtype | None, train: bool) -> Tensor
 
 
 def _ask(
-    site: Site, choices: list[KernelChoice], module: nn.Module, args: tuple[Tensor, Context]
+    site: Site, choices: list[KernelChoice], asked: str | None, module: nn.Module, args: tuple[Tensor, Context]
 ) -> tuple[Tensor, Context]:
     x, ctx = args
 
     def choose(need: Need, q: Tensor, view: View) -> Kernel:
+        if asked is not None:
+            q, k, v = (torch.empty(one.shape, dtype=one.dtype, device=asked) for one in (q, view.k, view.v))
+            view = view._replace(k=k, v=v)
         reasons = explain(need, q, view)
         name = next(name for name, why in reasons.items() if why == "runs")
         choices.append(KernelChoice(site.name, name, {other: why for other, why in reasons.items() if other != name}))

@@ -51,6 +51,8 @@ class Sdpa:
         rows = 1 if known.same_rows and view.pos.segment is None else B
         if T == 1:
             return 0  # one query: whatever is formed is no larger than the keys
+        if q.device.type == "cpu" and (need.dropout or q.shape[-1] != view.v.shape[-1]):
+            return B * H * T * S  # torch's attention in tiles has neither on a CPU, and writes the scores out
         if need.bias is not None:
             return rows * H * T * S
         if view.pos.segment is not None or known.first is None:

@@ -33,6 +33,7 @@ KERNELS: Registry[Kernel] = Registry(
 )
 
 IN_BLOCKS = "blocks"  # what runs where another kernel would form too many pairs
+PLANS_PAY_LATER = "its plan pays off only for long rows, from the third pass of a shape on"  # why a kernel yields
 LARGEST = 2**32  # pairs that a kernel may form at once on a GPU without being asked: 16 GiB in float32
 
 
@@ -205,11 +206,7 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
         elif (refused := kernel.refuses(need, q, view)) is not None:
             why = refused
         elif yields is not None and yields(need, q, view):
-            slower = (
-                "slower than tiles here"
-                if q.device.type == "cpu"
-                else "its plan pays off only for long rows, from the third pass of a shape on"
-            )
+            slower = "slower than tiles here" if q.device.type == "cpu" else PLANS_PAY_LATER
             why = f"it would form {formed:,} numbers" if formed else slower
         elif chosen == IN_BLOCKS and candidate.forms_too_much(need, q, view):
             why = f"it would form {formed:,} numbers"

@@ -95,11 +95,15 @@ def _block(index: int, layer: Layer, width: int, shared: dict[Any, nn.Module], r
         indexer=None if layer.indexer is None else built(layer.indexer, "indexer"),
     )
     module = build_part("attention", attention, "build()", lambda: attention.build(width, context), index)
-    wanted = {"output": layer.output, "source": layer.source is not None, "shared": read, "scorer": layer.indexer}
-    for name, value in wanted.items():
+    wanted = {
+        "output": (layer.output, "cannot have an output transform"),
+        "source": (layer.source is not None, "cannot read the keys of another layer"),
+        "shared": (read, "has no keys that another layer could read"),
+        "scorer": (layer.indexer, "cannot have an indexer"),  # which a scorer asks
+    }
+    for name, (value, why) in wanted.items():
         if value and not hasattr(module, name):
-            what = "indexer" if name == "scorer" else name  # which a scorer asks
-            raise Refused(f"layer {index}: {type(module).__name__} has no {what}: use GroupedQuery there")
+            raise Refused(f"layer {index}: {type(attention).__name__} {why}: use GroupedQuery there")
     sublayers = [module]
     if cross is not None:
         across = BuildContext(index, Everything() & SameSegment(), (), NoBias(), None, dense)

@@ -22,7 +22,7 @@ from vantage.model.linear import replace_module
 from vantage.parallel.head_probe import check_heads
 from vantage.parallel.parameter_cut import ParameterCut, parameter_cuts, sublayers
 from vantage.parallel.wire import Wire
-from vantage.spec.abilities import DividesByHead, DividesExperts, Divisible, ExchangesTokens
+from vantage.spec.abilities import DividesByHead, DividesExperts, Divisible, ExchangesTokens, Indivisible
 from vantage.spec.model import Layer, ModelSpec
 
 
@@ -235,10 +235,10 @@ def _divided_layer(index: int, layer: Layer, width: int, rank: int, ranks: int, 
         experts = _some_experts(index, cast(DividesExperts, parts.pop("ffn")), width, rank, ranks)
     for name, part in parts.items():
         if not isinstance(part, Divisible):
-            raise Refused(
-                f"layer {index}: {type(part).__name__} ({name}) does not say how it divides among processes: "
-                "it has no tensor parallel form"
+            why = (
+                part.indivisible if isinstance(part, Indivisible) else "it does not say how it divides among processes"
             )
+            raise Refused(f"layer {index}: {type(part).__name__} ({name}) has no tensor parallel form: {why}")
     shares = {name: cast(Divisible, part).divided(ranks, width) for name, part in parts.items()}
     shares |= {} if experts is None else {"ffn": experts}
     heads, own = layer.attention.shape(width).heads, shares["attention"].shape(width).heads

@@ -26,6 +26,16 @@ class Divisible(Protocol):
 
 
 @runtime_checkable
+class Indivisible(Protocol):
+    """The config of one that cannot lie over several processes, and knows why."""
+
+    @property
+    def indivisible(self) -> str:
+        """The reason, as the end of a sentence."""
+        ...
+
+
+@runtime_checkable
 class SpreadsExperts(Protocol):
     """The config of a feed-forward layer whose experts may lie whole on several processes."""
 

@@ -94,7 +94,7 @@ describe("the list of studies", () => {
 });
 
 const block: BlockEntry = {
-  name: "layer 0", mask: "Causal()", window: null, position: ["Rope"], attention: "GroupedQuery", heads: 8, kv_heads: 2, head_width: 64,
+  name: "layer 0", mask: "Causal()", window: null, position: ["Rope"], attention: "GroupedQuery", around: [], heads: 8, kv_heads: 2, head_width: 64,
   cross: false, ffn: "gelu", norm: "RMSNorm", wiring: "pre", stack: "decoder",
 }; // prettier-ignore
 
@@ -106,6 +106,12 @@ describe("the drawing of a block", () => {
     expect(shape({ ...block, wiring: "sandwich" })).toBe("norm attention norm add norm ffn norm add");
     expect(shape({ ...block, wiring: "parallel" })).toBe("norm attention ffn add");
     expect(shape({ ...block, cross: true })).toBe("norm attention add norm attention add norm ffn add");
+  });
+  it("says what an attention has beside its heads", () => {
+    const around = ["shared keys", "gated output"];
+    const texts = (one: BlockEntry) => nodes(one).filter((node) => node.kind === "attention").map((node) => node.around);
+    expect(texts({ ...block, around, cross: true })).toEqual(["with shared keys, gated output", undefined]);
+    expect(texts(block)).toEqual([undefined]);
   });
   it("goes around each part, up to its sum", () => {
     expect(nodes(block).map((node) => node.until)).toEqual([2, undefined, undefined, 5, undefined, undefined]);

@@ -90,6 +90,7 @@ export interface BlockEntry {
   window: number | null;
   position: string[];
   attention: string;
+  around: string[];
   heads: number;
   kv_heads: number;
   head_width: number;

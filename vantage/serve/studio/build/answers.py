@@ -22,6 +22,7 @@ class BlockEntry(StudioAnswer):
     window: int | None
     position: list[str]
     attention: str
+    around: list[str]  # what else the attention has: an indexer, keys of an earlier layer, a gate
     heads: int
     kv_heads: int
     head_width: int

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, final
 
 import torch
 
-from vantage.attention import ATTENTIONS, GroupedQuery, Latent
+from vantage.attention import ATTENTIONS, INDEXERS, OUTPUT_PARTS, GroupedQuery, Latent
 from vantage.attention.kimi_delta import KimiDelta
 from vantage.checkpoints.spec_json import to_json
 from vantage.errors import BadInput, Refused, VantageError, unknown
@@ -232,6 +232,7 @@ def _block(spec: ModelSpec, index: int, layer: Layer) -> BlockEntry:
         window=layer.mask.reach(),
         position=[type(part).__name__ for part in acting],
         attention=type(layer.attention).__name__,
+        around=list(_around(layer)),
         heads=shape.heads,
         kv_heads=layer.attention.cache_shape(spec.width).kv_heads,
         head_width=shape.key_dim,
@@ -240,6 +241,15 @@ def _block(spec: ModelSpec, index: int, layer: Layer) -> BlockEntry:
         norm=type(layer.norm).__name__,
         wiring="parallel" if isinstance(wiring, Parallel) else _wired(wiring),
     )
+
+
+def _around(layer: Layer) -> Iterator[str]:
+    """What an attention has beside its heads, by the titles of the parts."""
+    if layer.source is not None:
+        yield "shared keys"  # not whose: layers that differ in that alone are drawn once
+    titles = {entry.config: entry.title for registry in (INDEXERS, OUTPUT_PARTS) for entry in registry.entries()}
+    chosen = () if layer.indexer is None else (layer.indexer,)
+    yield from (titles[type(part)].lower() for part in (*chosen, *layer.output))
 
 
 def _wired(wiring: Wiring) -> str:

@@ -5,6 +5,8 @@ export interface Node {
   kind: "norm" | "attention" | "ffn" | "add";
   text: string;
   detail?: string;
+  /** What else an attention has, as a line of its own. */
+  around?: string;
   /** Counted from the input. Two parts that run beside each other have the same one. */
   row: number;
   /** Which of how many beside each other. */
@@ -30,7 +32,8 @@ function attention(block: BlockEntry, cross: boolean): Part {
   const shared = block.kv_heads !== block.heads && block.attention !== "Latent" ? `, ${block.kv_heads} key/value` : "";
   const where = cross ? "reads the encoder" : block.position.length ? block.position.join(" + ") : "no position";
   const name = block.attention === "Latent" ? "latent attention" : "attention";
-  return { kind: "attention", text: cross ? `cross-${name}` : name, detail: `${block.heads} heads of ${block.head_width}${shared} · ${where}` };
+  const around = cross || !block.around.length ? undefined : `with ${block.around.join(", ")}`;
+  return { kind: "attention", text: cross ? `cross-${name}` : name, around, detail: `${block.heads} heads of ${block.head_width}${shared} · ${where}` };
 }
 
 const feed = (block: BlockEntry): Part => ({ kind: "ffn", text: "feed-forward", detail: block.ffn });

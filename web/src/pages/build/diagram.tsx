@@ -27,8 +27,8 @@ export function Diagram({ layers }: { layers: BlockEntry[] }) {
         root={root}
         csv={() =>
           csv([
-            ["stack", "layer", "mask", "position", "attention", "heads", "key/value heads", "head width", "feed-forward", "norm", "wiring"],
-            ...layers.map((one) => [one.stack, one.name, one.mask, one.position.join(" "), one.attention, one.heads, one.kv_heads, one.head_width, one.ffn, one.norm, one.wiring]),
+            ["stack", "layer", "mask", "position", "attention", "around it", "heads", "key/value heads", "head width", "feed-forward", "norm", "wiring"],
+            ...layers.map((one) => [one.stack, one.name, one.mask, one.position.join(" "), one.attention, one.around.join(", "), one.heads, one.kv_heads, one.head_width, one.ffn, one.norm, one.wiring]),
           ])
         }
       />
@@ -47,7 +47,7 @@ function OneBlock({ run }: { run: Run }) {
   const count = Math.max(...list.map((node) => node.row)) + 1;
   const height = FRAME + count * (BOX + GAP) + GAP + 18;
   const y = (index: number) => height - 18 - GAP - (index + 1) * BOX - index * GAP;
-  const words = `Block of ${run.name}: ${list.map((node) => node.text).join(", then ")}${parallel ? " (attention and feed-forward side by side)" : ""}.`;
+  const words = `Block of ${run.name}: ${list.map((node) => [node.text, node.around].filter(Boolean).join(" ")).join(", then ")}${parallel ? " (attention and feed-forward side by side)" : ""}.`;
   return (
     <svg data-chart="" class="bld-block" width={WIDTH} height={height} viewBox={`0 0 ${WIDTH} ${height}`} role="img" aria-label={words}>
       <text x={4} y={14} font-size={13} font-weight={650} fill={colours.text}>
@@ -88,7 +88,7 @@ function OneNode({ node, y, top }: { node: Node; y: number; top: number }) {
   const fill = { norm: colours.ramp[1], attention: colours.series[0], ffn: colours.series[1], add: colours.surface }[node.kind];
   const ink = node.kind === "norm" ? colours.text : colours.surface;
   const soft = node.kind === "norm";
-  const size = soft ? 26 : BOX;
+  const size = soft ? 26 : node.around ? BOX + 12 : BOX;
   const by = 284;
   const [index, count] = node.beside ?? [0, 1];
   const room = 266 / count;
@@ -107,12 +107,17 @@ function OneNode({ node, y, top }: { node: Node; y: number; top: number }) {
       )}
       {node.beside && <path d={`M${MIDDLE} ${y + BOX + GAP / 2}H${centre}V${y - GAP / 2}H${MIDDLE}`} fill="none" stroke={colours.muted} stroke-width={1.5} />}
       <rect x={centre - wide / 2} y={y + (BOX - size) / 2} width={wide} height={size} rx={6} fill={fill} stroke={soft ? colours.muted : "none"} />
-      <text x={centre} y={y + BOX / 2 + (node.detail ? -2 : 4.5)} font-size={12.5} font-weight={600} text-anchor="middle" fill={ink}>
+      <text x={centre} y={y + BOX / 2 + (node.around ? -8 : node.detail ? -2 : 4.5)} font-size={12.5} font-weight={600} text-anchor="middle" fill={ink}>
         {shorten(node.text, wide - 8, 12.5)}
       </text>
       {node.detail && (
-        <text x={centre} y={y + BOX / 2 + 12} font-size={10.5} text-anchor="middle" fill={ink}>
+        <text x={centre} y={y + BOX / 2 + (node.around ? 4 : 12)} font-size={10.5} text-anchor="middle" fill={ink}>
           {shorten(node.detail, wide - 4, 10.5)}
+        </text>
+      )}
+      {node.around && (
+        <text x={centre} y={y + BOX / 2 + 16} font-size={10.5} text-anchor="middle" fill={ink}>
+          {shorten(node.around, wide - 4, 10.5)}
         </text>
       )}
     </g>

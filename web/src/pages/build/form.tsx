@@ -1,5 +1,6 @@
 // The parts to choose from.
 import type { ComponentChildren } from "preact";
+import { useRef } from "preact/hooks";
 import { Button, Check, NumberField, Parameters, Select } from "../../components/controls";
 import { OptionalNumber } from "../../components/numbers";
 import { Card } from "../../components/state";
@@ -114,6 +115,13 @@ function Position({ choices: { positions, defaults }, settings }: PartProps) {
   );
 }
 
+/** Whether something hidden is set, or was: fields do not disappear when the last of them goes back to its default. */
+function useOpened(set: boolean): boolean {
+  const opened = useRef(set);
+  opened.current ||= set;
+  return opened.current;
+}
+
 function Attention({ choices, settings }: PartProps) {
   const { attentions, defaults, normalisers } = choices;
   const parts = { choices, settings };
@@ -144,7 +152,7 @@ function Attention({ choices, settings }: PartProps) {
           <p class="small muted">A delta rule keeps a state of fixed size. It has no scores for a position encoding to act on: choose none, or one that is added to the embeddings.</p>
         </>
       )}
-      <details class="bld-inner" open={more}>
+      <details class="bld-inner" open={useOpened(more)}>
         <summary>More</summary>
         <div class="stack">
           <div class="bld-fields">
