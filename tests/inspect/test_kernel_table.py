@@ -16,7 +16,6 @@ from vantage.kernels.fused import Fused
 from vantage.kernels.native import native
 from vantage.kernels.recurring import without_plans
 from vantage.kernels.tiles import Tiles
-from vantage.kernels.untested import SWITCH
 from vantage.position import ENCODINGS
 from vantage.spec.native import CannotLower
 from vantage.spec.normalisers import NORMALISERS
@@ -31,8 +30,7 @@ def part(title: str) -> Part:
 
 
 @needs_native
-def test_the_page_has_the_tables_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SWITCH, raising=False)
+def test_the_page_has_the_tables_of_now() -> None:
     assert kernel_table.written(TEXT) == TEXT, "run `python -m tools.kernel_table`"
 
 
