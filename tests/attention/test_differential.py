@@ -124,5 +124,5 @@ def test_what_cannot_be():
         vt.Differential(4).build_cross(16, None)
     layer = vt.decoder(vocab=9, width=16, layers=1, attention=vt.Differential(4)).layers[0]
     spec = vt.decoder(vocab=9, width=16, layers=1, attention=vt.Differential(4))
-    with pytest.raises(Refused, match="DifferentialAttention has no output"):
+    with pytest.raises(Refused, match="Differential cannot have an output transform"):
         vt.build(replace(spec, layers=(replace(layer, output=(vt.OutputGate(),)),)))

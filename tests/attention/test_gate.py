@@ -100,7 +100,7 @@ def test_what_cannot_be():
     with pytest.raises(BadInput, match="function='relu'"):
         OutputGate(function="relu")
     latent = vt.Latent(2, kv_rank=4, nope_dim=4, rope_dim=4, value_dim=4, norm=vt.RMSNorm())
-    with pytest.raises(Refused, match="LatentAttention has no output"):
+    with pytest.raises(Refused, match="Latent cannot have an output transform"):
         vt.build(gated(vt.decoder(vocab=9, width=8, layers=1, attention=latent), OutputGate()))
 
 

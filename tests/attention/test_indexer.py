@@ -199,7 +199,7 @@ def test_what_cannot_be():
     with pytest.raises(BadInput, match="its indexer cannot either"):
         replace(spec, layers=(spec.layers[0], replace(spec.layers[1], source=0, indexer=vt.TopKIndexer(2, 1, 8))))
     delta = replace(spec.layers[0], attention=vt.GatedDelta(4, vt.RMSNorm()), qk=(), indexer=vt.TopKIndexer(2, 1, 8))
-    with pytest.raises(Refused, match="GatedDeltaRule has no indexer"):
+    with pytest.raises(Refused, match="GatedDelta cannot have an indexer"):
         vt.build(replace(spec, layers=(delta,)))
     with pytest.raises(Refused, match="looks at every key before a query"):
         vt.build(with_indexer(spec, vt.TopKIndexer(2, 1, 8))).new_cache(kind="tova")

@@ -101,6 +101,7 @@ def test_an_encoder_decoder_reads_a_fixed_source():
     assert report["fork"].status == "ok"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("window", "layers"), [(64, 4), (4, 12)])
 def test_a_window_whose_edge_is_lost_in_rounding_is_seen_in_float64(window: int, layers: int):
     model = vt.build(vt.decoder(vocab=VOCAB, width=32, layers=layers, heads=4, window=window))

@@ -39,6 +39,7 @@ def theirs(family: str, **options: Any) -> Any:
     return other
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "gemma3n_text", "deepseek_v32", "cohere2"])
 def test_attention_keeps_documents_apart(family: str):
     """The control: windows, shared keys and an indexer among them."""
@@ -46,6 +47,7 @@ def test_attention_keeps_documents_apart(family: str):
     assert (row.status, row.note) == ("ok", ""), row
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", LEAKS)
 def test_a_state_runs_on_into_the_next_document(family: str):
     """Restarting ``position_ids`` separate documents in the attention layers of the same models; beside it, the same
@@ -88,6 +90,7 @@ TOGETHER = {"attention_chunk_size": 64}  # longer than any row of the check
 UNSCALED = {"attn_temperature_tuning": False}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "rows"),
     [

@@ -33,6 +33,7 @@ def equal(
     return first
 
 
+@pytest.mark.sampled
 def test_random_arrivals_over_two_processes_give_the_answers_of_one() -> None:
     found = equal("chat", torch.float64, [1, 2, 3], TIGHT)
     assert found["preemptions"] > 0

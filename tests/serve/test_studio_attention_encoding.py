@@ -46,6 +46,7 @@ def scores(it, seen: dict[str, Any], query: int, kind: str = "self") -> dict[str
     return get(it, path).raise_for_status().json()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DIRECT)
 @pytest.mark.parametrize("model", MODELS)
 def test_maps_are_those_of_the_swapped_model(studio, models, model, name):

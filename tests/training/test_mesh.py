@@ -85,6 +85,7 @@ def compare(tmp_path: Path, processes: int, cases: list[tuple[dict[str, Any], di
             same_model(tmp_path / f"{i} one", tmp_path / f"{i} {other}")
 
 
+@pytest.mark.sampled
 def test_two_processes_share_tokens_or_experts_and_give_the_losses_of_one(tmp_path: Path) -> None:
     compare(tmp_path, 2, TWO)
 
