@@ -114,7 +114,6 @@ def test_heat_map(reader):
     check_looks(reader)
 
 
-@pytest.mark.sampled
 def test_all_heads_and_the_atlas(reader):
     page = reader.go("attention?view=heads&layer=2")
     read(page)

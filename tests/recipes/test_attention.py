@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.recipes.copies import PackageCopy
 
 CHECK = """
-import pytest
 import torch
 import vantage as vt
 from vantage.attention import ATTENTIONS
@@ -35,7 +34,6 @@ print("found everywhere")
 """
 
 
-@pytest.mark.sampled
 def test_an_attention_is_one_file_and_one_line(tmp_path: Path) -> None:
     copy = PackageCopy.of(tmp_path)
     copy.add_file("attention.py", "vantage/attention/halved.py")

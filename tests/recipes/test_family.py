@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.recipes.copies import PackageCopy
 
 CHECK = """
-import pytest
 import json
 from pathlib import Path
 
@@ -50,7 +49,6 @@ print("found everywhere")
 """
 
 
-@pytest.mark.sampled
 def test_a_family_is_one_file_and_one_entry(tmp_path: Path) -> None:
     copy = PackageCopy.of(tmp_path)
     copy.add_file("family.py", "vantage/families/sparrow.py")

@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.recipes.copies import PackageCopy
 
 CHECK = """
-import pytest
 import contextlib
 import io
 from pathlib import Path
@@ -62,7 +61,6 @@ print("found everywhere")
 """
 
 
-@pytest.mark.sampled
 def test_an_optimiser_is_one_file_and_one_line(tmp_path: Path) -> None:
     copy = PackageCopy.of(tmp_path)
     copy.add_file("optimiser.py", "vantage/training/optimise/lion.py")
