@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 import tomllib
 from collections import Counter, defaultdict
@@ -34,7 +35,7 @@ from pathlib import Path
 
 from tests.mutation.collected import collect
 from tests.mutation.covering import Covering
-from tests.mutation.fork_server import ForkServer, OutOfTime
+from tests.mutation.fork_server import TEMPORARY, ForkServer, OutOfTime
 from tests.mutation.fresh import preload, serve_fresh
 from tests.mutation.judged import GUESSES, Judged, Killers, Outcome, short_name
 from tests.mutation.judging import Judge
@@ -262,7 +263,9 @@ def main() -> int:
     run = Run(todo, judged, entries, args.show)
     number = len(run.left)
     try:
-        code = judge_files(run, args, None if args.seconds is None else begun + args.seconds)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            os.environ[TEMPORARY] = folder
+            code = judge_files(run, args, None if args.seconds is None else begun + args.seconds)
     except OutOfTime:
         code = UNFINISHED
     passed = time.monotonic() - begun

@@ -10,14 +10,17 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+TEMPORARY = "PYTEST_DEBUG_TEMPROOT"  # where pytest makes folders for tests
 HANGS = 900  # seconds on the clock without a word: asleep for ever
 
 Request = dict[str, Any]
@@ -135,6 +138,8 @@ def _serve(control: socket.socket, handle: Handle) -> None:
 
 def _be_child(parent: socket.socket, handle: Handle) -> None:
     """Says nothing but to its parent, and ends by itself."""
+    folder = tempfile.mkdtemp(dir=os.environ.get(TEMPORARY))
+    os.environ[TEMPORARY] = folder  # of its own: pytest numbers folders, and cannot beside hundreds of others
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -147,6 +152,7 @@ def _be_child(parent: socket.socket, handle: Handle) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         answer = handle(request, lambda told: parent.sendall(f"tell {told}\n".encode()))
         parent.sendall(f"answer {json.dumps(answer)}\n".encode())
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)
 

@@ -118,9 +118,9 @@ class Judged:
         self._write()
 
     def merge(self, other: Path) -> list[str]:
-        """Take over what another machine has judged and what holds here; the names of those files."""
+        """Take over what another machine has judged, where it holds here or nothing is known here; those files."""
         theirs = Judged(self._root, other, self._explained)
-        taken = [file for file in theirs._files if theirs.stands(file) and not self.stands(file)]
+        taken = [file for file in theirs._files if theirs.stands(file) or file not in self._files]
         self._files |= {file: theirs._files[file] for file in taken}
         self._write()
         return taken
