@@ -37,7 +37,7 @@ from tests.mutation.collected import collect
 from tests.mutation.covering import Covering
 from tests.mutation.fork_server import TEMPORARY, ForkServer, OutOfTime
 from tests.mutation.fresh import preload, serve_fresh
-from tests.mutation.judged import GUESSES, Judged, Killers, Outcome, short_name
+from tests.mutation.judged import Judged, Killers, Outcome, short_name
 from tests.mutation.judging import Judge
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.recording import Part, record
@@ -48,6 +48,9 @@ JUDGED = Path(__file__).with_name("judged.json")
 TARGETS = ("position", "attention", "cache")
 OPTIONS = ["-q", "--tb=native", "-p", "no:cacheprovider", "-p", "no:xdist"]
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # torch and others came in before pytest
+GUESSES = 8  # tests that killed most in its file, which a mutant meets first where nothing is known of it
+FOR_EXPLAINED = 40  # of them, for a mutant that none should kill
+QUICK = 1.0  # seconds of a test that is tried first
 RECORDING = 3600  # seconds of processor time for the tests of a file
 WELL, OPEN, BROKEN, UNFINISHED = range(4)  # exit codes
 
@@ -94,7 +97,7 @@ class Run:
     """The mutants of some files: how each ended, what is left, and files that are done written down."""
 
     def __init__(self, files: Sequence[str], judged: Judged, entries: Sequence[dict[str, str]], show: bool):
-        self._judged, self._entries, self._show = judged, entries, show
+        self.judged, self._entries, self._show = judged, entries, show
         self._mutants = {file: sorted(mutants(ROOT / file, ROOT), key=self.is_explained) for file in files}
         self._found: dict[str, dict[Mutant, Outcome]] = defaultdict(dict)
         self.killers = {file: judged.killers(file) for file in files}
@@ -132,7 +135,7 @@ class Run:
         open_ends = [f"survived: {mutant.number}: {mutant.change}: {mutant.line}" for mutant in survived]
         open_ends += [f"explains nothing: {entry['change']}: {entry['line']}" for entry in idle]
         self.open += len(open_ends)
-        self._judged.keep(file, found, open_ends)
+        self.judged.keep(file, found, open_ends)
         print(f"judged {file}: {dict(Counter(outcome.how for outcome in found.values()))}", flush=True)
 
     def finish_empty(self) -> None:
@@ -141,10 +144,10 @@ class Run:
                 self.finish(file)
 
     def keep_begun(self) -> None:
-        """Of files that were begun, and of which nothing is known yet, keep the tests that killed: they are hints."""
+        """Of files that are not done, keep the tests that killed: they are hints."""
         for file, found in self._found.items():
-            if 0 < len(found) < len(self._mutants[file]) and not self._judged.killers(file).commonest():
-                self._judged.keep(file, found, ["not judged to its end"])
+            if 0 < len(found) < len(self._mutants[file]):
+                self.judged.keep_begun(file, found)
 
 
 def judge_all(run: Run, todo: Sequence[Mutant], judge: Callable[[Mutant], Outcome | None], workers: int) -> None:
@@ -182,29 +185,30 @@ def guess(run: Run, fresh: ForkServer, args: argparse.Namespace, deadline: float
 
 
 def _guesses(run: Run, mutant: Mutant, doubt: bool) -> list[str]:
-    """An explained mutant meets whatever killed others of its file, unless explanations are doubted."""
+    """An explained mutant meets what killed others of its file, unless explanations are doubted."""
     known: Killers = run.killers[mutant.file]
+    others = known if run.judged.ended(mutant.file) else Killers()
     if run.is_explained(mutant):
-        return [] if doubt else known.commonest()
-    return known.hints(mutant) or known.commonest(GUESSES)
+        return [] if doubt else others.commonest(FOR_EXPLAINED)
+    return known.hints(mutant) or others.commonest(GUESSES)
 
 
 def search(run: Run, covering: Covering, fresh: ForkServer, args: argparse.Namespace, deadline: float | None) -> None:
     """Judge what is left by the tests that run its line."""
     todo = run.left
     stages = {mutant: covering.stages(mutant, ROOT) for mutant in todo}
+    seconds = dict(zip(covering.tests, covering.seconds, strict=True))
     files = sorted({test.partition("::")[0] for tests in chain(*stages.values()) for test in tests})
     print(f"{len(todo)} mutants meet the tests that run their lines, of {len(files)} files", flush=True)
     with ForkServer(partial(collect, ROOT, files, OPTIONS), deadline) as collected:
         judge = Judge(ROOT, fresh, collected)
 
         def one(mutant: Mutant) -> Outcome:
-            its_own = set(chain(*stages[mutant]))
+            its_own = {test for test in chain(*stages[mutant]) if seconds[test] < QUICK}
             killers = [test for test in run.killers[mutant.file].commonest() if test in its_own]
             if run.is_explained(mutant) and not args.doubt:
-                return judge.judge(mutant, [killers], again=0)
-            first = killers[:GUESSES]
-            return judge.judge(mutant, [first, *stages[mutant]], again=2)  # of the others only the nearest
+                return judge.judge(mutant, [killers[:FOR_EXPLAINED]], again=0)
+            return judge.judge(mutant, [killers[:GUESSES], *stages[mutant]], again=2)  # not the farthest again
 
         judge_all(run, todo, one, args.workers)
 

@@ -21,7 +21,6 @@ from tests.mutation.mutants import Mutant
 from tests.mutation.recording import digest
 
 OPERATORS = Path(__file__).with_name("mutants.py")
-GUESSES = 8  # tests of a file that a mutant meets first, where nothing is known of it
 
 
 class Outcome(NamedTuple):
@@ -77,6 +76,10 @@ class Judged:
             return False
         return all(digest(self._root / test) == old for test, old in entry["tests"].items())
 
+    def ended(self, file: str) -> bool:
+        """Whether it was judged to its end before, as it was then."""
+        return file in self._files and self._files[file]["digest"] != ""
+
     def open_ends(self, file: str) -> list[str]:
         """Mutants that survived when the file was judged last, and explanations that explained nothing."""
         return self._files.get(file, {}).get("open", [])
@@ -99,13 +102,21 @@ class Judged:
 
     def keep(self, file: str, found: Mapping[Mutant, Outcome], open_ends: Sequence[str]) -> None:
         """Write down how all the mutants of a file ended, and what is left to be done about it."""
+        self._keep(file, self.digest(file), found, open_ends)
+
+    def keep_begun(self, file: str, found: Mapping[Mutant, Outcome]) -> None:
+        """Of a file that was not judged to its end, the tests that killed, unless some are known already."""
+        if file not in self._files:
+            self._keep(file, "", found, [])
+
+    def _keep(self, file: str, digest_then: str, found: Mapping[Mutant, Outcome], open_ends: Sequence[str]) -> None:
         killers: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for mutant, outcome in found.items():
             if outcome.by is not None:
                 test_file, _, test = outcome.by.partition("::")
                 killers[test_file][test].append(short_name(mutant))
         self._files[file] = {
-            "digest": self.digest(file),
+            "digest": digest_then,
             "killed": sum(outcome.how in ("killed", "died") for outcome in found.values()),
             "explained": sum(outcome.how == "explained" for outcome in found.values()),
             "open": list(open_ends),
