@@ -1,8 +1,8 @@
 """The tests run once without any mutant, and what each of them runs is written down in .mutation/.
 
-The seed of sampled tests is fixed, so those are recorded that `make test` would draw with it. The test that kills a
-mutant may be another one: ``VANTAGE_TEST_SEED=all`` finds it, and judged.json remembers it. What was recorded of a test
-file holds until the file or anything that it ran changes.
+The seed of sampled tests is fixed, so a tenth of those of a file is recorded. The test that kills a mutant may be
+another one: ``VANTAGE_TEST_SEED=all`` finds it, and judged.json remembers it. What was recorded of a test file holds
+until the file or anything that it ran changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
     def kept(self, root: Path) -> Path:
         part = f"-{self.first}-of-{self.step}" if self.step > 1 else ""
-        return root / KEPT / (self.file.replace("/", ".") + part + ".json")
+        return root / KEPT / f"seed-{os.environ[sampling.NAME]}" / (self.file.replace("/", ".") + part + ".json")
 
 
 class Lines(Protocol):
@@ -156,12 +156,12 @@ def record_part(root: Path, targets: Sequence[str], part: Part, options: Sequenc
             ran[str(Path(file).relative_to(root))] = by_line
     kept = {
         "digests": {file: digest(root / file) for file in (part.file, *ran)},
-        "seed": os.environ[sampling.NAME],
         "seconds": seconds,
         "failed": recorder.failed,
         "lines": ran,
     }
     into = part.kept(root)
+    into.parent.mkdir(parents=True, exist_ok=True)
     into.with_suffix(".new").write_text(json.dumps(kept))
     into.with_suffix(".new").replace(into)
 
@@ -173,8 +173,7 @@ def digest(path: Path) -> str:
 def kept_record(root: Path, part: Part) -> dict[str, Any] | None:
     """What was recorded before, of these tests with this seed."""
     path = part.kept(root)
-    kept = json.loads(path.read_text()) if path.exists() else None
-    return kept if kept is not None and kept["seed"] == os.environ[sampling.NAME] else None
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def still_true(root: Path, kept: dict[str, Any] | None, leave_out_failing: bool) -> bool:
@@ -195,7 +194,6 @@ def record(
     root: Path, parts: Sequence[Part], run: Callable[[Part], None], workers: int, *, leave_out_failing: bool = False
 ) -> tuple[Covering, list[str]]:
     """What every test runs, and the tests that fail. ``run`` records a part in a process of its own."""
-    (root / KEPT).mkdir(exist_ok=True)
     begun = time.monotonic()
     known = {part: kept_record(root, part) for part in parts}
     todo = [part for part in parts if not still_true(root, known[part], leave_out_failing)]
