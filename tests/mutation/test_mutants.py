@@ -1,18 +1,18 @@
-"""The mutation run itself: what it changes, and that it is neither fooled nor hurried into a wrong result."""
+"""The mutation run itself: what it changes, which tests a mutant meets, and what is recorded and exchanged for that."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import EXPLAINED, ROOT, TESTS, explained, explains
+from tests.mutation.__main__ import EXPLAINED, PROCESSES, ROOT, TESTS, explained, explains, parts
 from tests.mutation.collected import exchange
-from tests.mutation.covering import SECONDS, Covering, digest, in_functions, still_true
+from tests.mutation.covering import SECONDS, Covering, in_functions
 from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.recording import MonitoredLines, Part, TracedLines, digest, kept_record, record, still_true
 
 SOURCE = '''
 """1 is no number here."""
@@ -127,105 +127,108 @@ def test_slow_tests_are_left_out_unless_there_is_no_other(tmp_path: Path, coveri
     assert covering.stages(a_mutant(5), tmp_path) == [["sizes_c.py::a"], ["wide.py::a"]]
 
 
-def test_what_was_recorded_holds_until_a_file_changes(tmp_path: Path) -> None:
-    source, kept = tmp_path / "a.py", tmp_path / "kept.json"
-    assert not still_true(tmp_path, kept)
-    source.write_text("1")
-    kept.write_text(json.dumps({"digests": {"a.py": digest(source)}}))
-    assert still_true(tmp_path, kept)
-    source.write_text("2")
-    assert not still_true(tmp_path, kept)
-    source.unlink()
-    assert not still_true(tmp_path, kept)
+# ---- what is recorded
+
+
+@pytest.mark.parametrize(
+    "recorder",
+    [
+        TracedLines,
+        pytest.param(
+            MonitoredLines, marks=pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.12 has it")
+        ),
+    ],
+)
+def test_lines_are_recorded_by_test(tmp_path: Path, recorder: type[TracedLines] | type[MonitoredLines]) -> None:
+    folder, elsewhere = tmp_path / "sizes", tmp_path / "others"
+    for there in (folder, elsewhere):
+        there.mkdir()
+        (there / "f.py").write_text("def f(n):\n    if n:\n        return 1\n    return 2\n")
+    spaces: list[dict] = [{}, {}]
+    lines = recorder([f"{folder}/"])
+    lines.start()
+    for there, space in zip((folder, elsewhere), spaces, strict=True):
+        exec(compile((there / "f.py").read_text(), str(there / "f.py"), "exec"), space)
+    for test, n in (("a", 1), ("b", 0), ("c", 1)):
+        lines.switch(test)
+        for space in spaces:
+            space["f"](n)
+            space["f"](n)
+    lines.switch("")
+    found = lines.stop()
+    assert list(found) == [str(folder / "f.py")]
+    by_line = {line: sorted(test for test in tests if test) for line, tests in found[str(folder / "f.py")].items()}
+    assert by_line == {1: [], 2: ["a", "b", "c"], 3: ["a", "c"], 4: ["b"]}
+
+
+def keep(root: Path, part: Part, **changed: object) -> None:
+    """As if it had been recorded."""
+    digests = {file: digest(root / file) for file in (part.file, "a.py")}
+    kept = {"digests": digests, "seconds": {f"{part.file}::a": 1.0}, "failed": [], "lines": {}} | changed
+    part.kept(root).parent.mkdir(parents=True, exist_ok=True)
+    part.kept(root).write_text(json.dumps(kept))
+
+
+@pytest.fixture
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Part:
+    monkeypatch.setenv("VANTAGE_TEST_SEED", "0")
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "test_a.py").write_text("1")
+    return Part("test_a.py", 0, 1)
+
+
+@pytest.mark.parametrize("changed", ["a.py", "test_a.py"])
+def test_what_was_recorded_holds_until_a_file_changes(tmp_path: Path, part: Part, changed: str) -> None:
+    assert not still_true(tmp_path, kept_record(tmp_path, part), leave_out_failing=False)
+    keep(tmp_path, part)
+    assert still_true(tmp_path, kept_record(tmp_path, part), leave_out_failing=False)
+    (tmp_path / changed).write_text("2")
+    assert not still_true(tmp_path, kept_record(tmp_path, part), leave_out_failing=False)
+    (tmp_path / changed).unlink()
+    assert not still_true(tmp_path, kept_record(tmp_path, part), leave_out_failing=False)
+
+
+def test_another_seed_records_again(tmp_path: Path, part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(tmp_path, part)
+    monkeypatch.setenv("VANTAGE_TEST_SEED", "all")
+    assert kept_record(tmp_path, part) is None
+
+
+def test_the_longest_are_recorded_first_and_those_that_failed_once_more(
+    tmp_path: Path, part: Part, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, long, divided, true = (Part(f"{name}.py", 0, 1 + (name == "divided")) for name in ("b", "c", "divided", "e"))
+    for one, size in ((new, 500), (long, 9), (divided, 9), (true, 9)):
+        (tmp_path / one.file).write_text("#" * size)
+    keep(tmp_path, part, failed=["test_a.py::b"])
+    keep(tmp_path, long, seconds={"c.py::a": 2.0}, digests={"c.py": "was another"})
+    keep(tmp_path, true, lines={"a.py": {"7": [0]}})
+    began: list[Part] = []
+
+    def run(one: Part) -> None:
+        began.append(one)
+        if one is not divided:  # whose process dies
+            keep(tmp_path, one, failed=["test_a.py::b"] * (one is part))
+
+    covering, failed = record(tmp_path, [new, part, long, divided, true], run, workers=1)
+    assert began == [divided, long, part, new]
+    assert failed == ["test_a.py::b", "divided.py"]
+    assert [covering.tests[test] for test in covering.lines["a.py"][7]] == ["e.py::a"]
+    assert "1 of 5 test files run is known, 4 to record" in capsys.readouterr().out
+    began.clear()
+    record(tmp_path, [new, part, long, divided, true], run, workers=1, leave_out_failing=True)
+    assert began == [divided]
 
 
 def test_there_are_such_tests() -> None:
     assert all((ROOT / path).exists() for path in TESTS)
+    found = parts()
+    assert len(set(found)) == len(found)
+    for file, number in PROCESSES.items():
+        assert [part for part in found if part.file == file] == [Part(file, i, number) for i in range(number)]
 
 
-# A process of its own: a mutant is planted before the package is first imported.
-RUN = """
-import json, sys
-from tests.mutation import __main__ as tool
-from tests.mutation.mutants import mutants
-
-tool.preload()
-tool.TESTS = names = "tests/cache/test_pool.py", "tests/cache/test_facts.py"
-covering = tool.recorded(1)
-pool = list(mutants(tool.ROOT / "vantage/cache/pool.py", tool.ROOT))
-dies = next(m for m in pool if m.line == "self._free += blocks" and m.change == "Add -> Sub")
-same = tool.Mutant("vantage/cache/pool.py", 1, "", "nothing", None)
-stages = covering.stages(dies, tool.ROOT)
-by = tool.run(dies, stages).by
-gone = [names[0] + "::test_that_is_gone"], ["tests/cache/test_gone.py::test_it"]
-innocent = [names[1] + "::test_where_rows_go_on"]
-out = {
-    "stages": stages,
-    "by": by,
-    "hinted": tool.run(dies, stages, [by]),
-    "gone": [tool.run(dies, stages, hint)[:2] for hint in gone],
-    "innocent": tool.run(dies, stages, innocent)[:2],
-    "same": [tool.run(same, covering.stages(same, tool.ROOT), hint)[:2] for hint in ([by], gone[0])],
-    "later": tool.run(dies, [innocent, [by]])[:2],
-    "none": tool.run(dies, [innocent, []])[:2],
-}
-json.dump(out, sys.stdout)
-"""
-
-
-@pytest.mark.slow
-def test_a_hint_changes_no_result() -> None:
-    done = subprocess.run([sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout)
-    by = outcome["by"]
-    assert by.startswith("tests/cache/test_pool.py::test_")
-    assert by in outcome["stages"][0]
-    assert not any(test.startswith("tests/cache/test_facts.py") for tests in outcome["stages"] for test in tests)
-    assert outcome["hinted"][:2] == ["killed", by]
-    assert outcome["gone"] == [["killed", by]] * 2  # the others follow
-    assert outcome["innocent"] == ["killed", by]
-    assert outcome["same"] == [["survived", None]] * 2
-    assert outcome["later"] == ["killed", by]
-    assert outcome["none"] == ["survived", None]
-
-
-# Some mutants of a file, judged both ways; and one test that fails by itself.
-BOTH_WAYS = """
-import json, sys
-from itertools import chain
-from tests.mutation import __main__ as tool, collected
-from tests.mutation.mutants import mutants
-
-tool.preload()
-tool.TESTS = ("tests/cache/test_pool.py",)
-covering = tool.recorded(1)
-pool = list(mutants(tool.ROOT / "vantage/cache/pool.py", tool.ROOT))[::4]
-jobs = [collected.Job(m, list(chain(*covering.stages(m, tool.ROOT)))) for m in pool]
-quick = collected.killed(tool.ROOT, jobs, tool.OPTIONS, 2, tool.SECONDS)
-slow = {m.name: tool.run(m, covering.stages(m, tool.ROOT)).how for m in pool}
-broken = collected.Result(0, True, jobs[0].tests[0], 0.0)
-rerun = lambda others: iter([collected.Result(0, True, others[0].tests[0], 0.0)])
-out = {
-    "slow": slow,
-    "quick": [m.name for m in quick],
-    "judged": [m.name for m in pool if collected.exchangeable(m, tool.ROOT)],
-    "confirmed": sorted(collected.confirmed([broken], rerun)),
-}
-json.dump(out, sys.stdout)
-"""
-
-
-@pytest.mark.slow
-def test_collected_tests_kill_what_a_fresh_import_kills() -> None:
-    done = subprocess.run([sys.executable, "-c", BOTH_WAYS], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout.splitlines()[-1])
-    killed = {name for name, how in outcome["slow"].items() if how == "killed"}
-    quick, judged = set(outcome["quick"]), set(outcome["judged"])
-    assert quick <= killed  # none is called dead that lives
-    assert len(quick) > 0.8 * len(killed & judged) > 3  # and most are found the quick way
-    assert outcome["confirmed"] == []  # a test that fails by itself has killed nobody
+# ---- what is exchanged
 
 
 def test_code_is_exchanged_where_it_can_be(tmp_path: Path) -> None:
