@@ -9,6 +9,7 @@ PYTHON ?= python3
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_FROM ?=
 WORKERS ?= 2
+PREFIX ?= /opt/vantage
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,7 +37,7 @@ NPM := sh web/npm.sh $(VENV)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help env types web kernels browser cross ray triton lens authors run test test-all check format bench bench-compare docs docs-env \
-	dist release clean
+	dist install release clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -73,6 +74,11 @@ docs: docs-env ## build the site from docs/ into site/, without a network; warni
 
 dist: env web cross kernels ## the wheels, the source archive and the bill of materials, in dist/
 	$(BIN)/python tools/dist.py
+
+install: ## the wheel that `make dist` built for this machine, with the server, into an environment of its own in PREFIX
+	test -x $(PREFIX)/bin/pip || $(PYTHON) -m venv $(PREFIX)
+	$(PREFIX)/bin/python $(PIP) -c constraints.txt $(TORCH_FROM) torch
+	$(PREFIX)/bin/python $(PIP) -c constraints.txt "$$(ls dist/*manylinux*_$$(uname -m).whl)[serve,hub]"
 
 release: env ## check the tree, run every test, make dist and tag the version; nothing is uploaded
 	$(BIN)/python tools/release.py
