@@ -19,7 +19,8 @@ PEERS_READY := $(PEERS)/.ready
 LENS := bench/.lens
 AUTHORS := bench/.authors
 DOCS := tools/.docs
-PIP := -m pip --disable-pip-version-check --quiet install
+# Downloads take minutes: on a terminal pip shows how far it is; in a log it says only what went wrong.
+PIP := -m pip --disable-pip-version-check $(shell test -t 2 || echo --quiet) install
 
 # One thread for each worker: two workers of two threads each would fight for two cores. Each begins with a half of the
 # tests in their order, so that what the tests of a file share is made once, and takes from the other when it is done.
