@@ -104,10 +104,10 @@ def empty_wheel(folder: Path, *names: str) -> Path:
 
 
 def test_a_wheel_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    whole = (dist.PAGE, "vantage/py.typed")
+    whole = (dist.PAGE, *dist.TYPES)
     dist.check_wheel(empty_wheel(tmp_path, *whole), "none")
     dist.check_wheel(empty_wheel(tmp_path, *whole, *dist.kernels("x86_64")), "x86_64")
-    with pytest.raises(dist.DistError, match=r"lacks vantage/py\.typed"):
+    with pytest.raises(dist.DistError, match=r"lacks vantage/__init__\.pyi, vantage/py\.typed"):
         dist.check_wheel(empty_wheel(tmp_path, dist.PAGE), "none")
     with pytest.raises(dist.DistError, match="lacks vantage/kernels/native/built/aarch64-neon"):
         dist.check_wheel(empty_wheel(tmp_path, *whole), "aarch64")
