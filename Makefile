@@ -78,7 +78,7 @@ dist: env web cross kernels ## the wheels, the source archive and the bill of ma
 
 install: ## the wheel that `make dist` built for this machine, with the server, into an environment of its own in PREFIX
 	test -x $(PREFIX)/bin/pip || $(PYTHON) -m venv $(PREFIX)
-	$(PREFIX)/bin/python $(PIP) -c constraints.txt $(TORCH_FROM) torch
+	$(PREFIX)/bin/python $(PIP) -c constraints.txt --no-deps $(TORCH_FROM) torch
 	$(PREFIX)/bin/python $(PIP) -c constraints.txt "$$(ls dist/*manylinux*_$$(uname -m).whl)[serve,hub]"
 
 release: env ## check the tree, run every test, make dist and tag the version; nothing is uploaded
@@ -146,14 +146,15 @@ docs-env: ## what builds the site, in an environment of its own
 		$(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python $(PIP) -r tools/docs_requirements.txt; \
 	} || echo "mkdocs-material cannot be installed here: the test of the site is skipped."
 
-# torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another.
+# torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another. What it
+# needs comes with the rest: an index of torch alone (TORCH_FROM) has other versions of that than the pinned ones.
 # The build tools come next, so that they are pinned as well: pip would fetch its own into a separate place.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Vantage needs Python 3.11 or later: make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt $(TORCH_FROM) torch
+	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt --no-deps $(TORCH_FROM) torch
 	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt hatchling editables
 	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt --no-build-isolation -e '.[test,dev]'
 	touch $@
