@@ -57,8 +57,10 @@ class GroupedQuery:
     def divided(self, ranks: int, width: int) -> GroupedQuery:
         """Query heads and their keys; with fewer key heads than processes, some have the same one."""
         s = self.shape(width)
-        if s.heads % ranks or (s.kv_heads % ranks and ranks % s.kv_heads):
-            raise Refused(f"{s.heads} heads over {s.kv_heads} key/value heads do not divide among {ranks} processes")
+        numbers = [n for n in range(1, s.heads + 1) if not (s.heads % n or (s.kv_heads % n and n % s.kv_heads))]
+        if ranks not in numbers:
+            heads = f"{s.heads} heads over {s.kv_heads} key/value heads"
+            raise Refused(f"{heads} do not divide among {ranks} processes: use {' or '.join(map(str, numbers))} of them")
         kv_heads = max(1, s.kv_heads // ranks)
         return replace(self, heads=s.heads // ranks, kv_heads=kv_heads, head_dim=s.key_dim, value_dim=s.value_dim)
 
