@@ -59,8 +59,8 @@ class GroupedQuery:
         s = self.shape(width)
         numbers = [n for n in range(1, s.heads + 1) if not (s.heads % n or (s.kv_heads % n and n % s.kv_heads))]
         if ranks not in numbers:
-            heads = f"{s.heads} heads over {s.kv_heads} key/value heads"
-            raise Refused(f"{heads} do not divide among {ranks} processes: use {' or '.join(map(str, numbers))} of them")
+            heads, fit = f"{s.heads} heads over {s.kv_heads} key/value heads", " or ".join(map(str, numbers))
+            raise Refused(f"{heads} do not divide among {ranks} processes: use {fit} of them")
         kv_heads = max(1, s.kv_heads // ranks)
         return replace(self, heads=s.heads // ranks, kv_heads=kv_heads, head_dim=s.key_dim, value_dim=s.value_dim)
 
