@@ -20,7 +20,9 @@ import pytest
 
 from vantage.checkpoints.pull import PullError, place, pull
 from vantage.cli.main import main, make_parser, parse
+from vantage.cli.train import arrangement
 from vantage.compare.names import check_names
+from vantage.training.sections import check_table_optimiser
 from vantage.training.tables import check_table, recipes, table_of
 
 ROOT = Path(__file__).parents[1]
@@ -169,7 +171,9 @@ def test_a_command_is_one_that_there_is(command: str) -> None:
         return
     args = parse(words)
     if args.verb == "train" and args.settings in recipes():
-        check_table(table_of(args.settings, args.changes))
+        table = table_of(args.settings, [*args.changes, *arrangement(args)])
+        check_table(table)
+        check_table_optimiser(table)
     if args.verb == "compare":
         check_names(args.tasks or (), args.positions or (), args.attention or ())
 
