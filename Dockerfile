@@ -8,22 +8,23 @@ WORKDIR /vantage
 COPY . .
 RUN make dist TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
 
+FROM build AS build-cuda
+RUN make install PREFIX=/opt/vantage
+
+FROM build AS build-cpu
+RUN make install PREFIX=/opt/vantage TORCH_FROM="--index-url https://download.pytorch.org/whl/cpu"
+
 FROM python:3.12-slim AS base
-ENV VANTAGE_HOME=/models/.vantage PYTHONUNBUFFERED=1
-COPY --from=build /vantage/dist /dist
-COPY --from=build /vantage/constraints.txt /dist/constraints.txt
+ENV VANTAGE_HOME=/models/.vantage PYTHONUNBUFFERED=1 PATH=/opt/vantage/bin:$PATH
 RUN useradd --create-home vantage && mkdir /models && chown vantage /models
+USER vantage
 VOLUME /models
 EXPOSE 8000
 ENTRYPOINT ["vantage"]
 CMD ["--help"]
 
 FROM base AS cuda
-RUN pip install --no-cache-dir -c /dist/constraints.txt torch && \
-    pip install --no-cache-dir -c /dist/constraints.txt "$(ls /dist/*manylinux*_$(uname -m).whl)[serve,hub]"
-USER vantage
+COPY --from=build-cuda /opt/vantage /opt/vantage
 
 FROM base AS cpu
-RUN pip install --no-cache-dir -c /dist/constraints.txt --index-url https://download.pytorch.org/whl/cpu torch && \
-    pip install --no-cache-dir -c /dist/constraints.txt "$(ls /dist/*manylinux*_$(uname -m).whl)[serve,hub]"
-USER vantage
+COPY --from=build-cpu /opt/vantage /opt/vantage

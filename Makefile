@@ -9,6 +9,7 @@ PYTHON ?= python3
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_FROM ?=
 WORKERS ?= 2
+PREFIX ?= /opt/vantage
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +19,8 @@ PEERS_READY := $(PEERS)/.ready
 LENS := bench/.lens
 AUTHORS := bench/.authors
 DOCS := tools/.docs
-PIP := -m pip --disable-pip-version-check --quiet install
+# Downloads take minutes: on a terminal pip shows how far it is; in a log it says only what went wrong.
+PIP := -m pip --disable-pip-version-check $(shell test -t 2 || echo --quiet) install
 
 # One thread for each worker: two workers of two threads each would fight for two cores. Each begins with a half of the
 # tests in their order, so that what the tests of a file share is made once, and takes from the other when it is done.
@@ -36,7 +38,7 @@ NPM := sh web/npm.sh $(VENV)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help env types web kernels browser cross ray triton lens authors run test test-all check format bench bench-compare docs docs-env \
-	dist release clean
+	dist install release clean
 
 help: ## say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -73,6 +75,11 @@ docs: docs-env ## build the site from docs/ into site/, without a network; warni
 
 dist: env web cross kernels ## the wheels, the source archive and the bill of materials, in dist/
 	$(BIN)/python tools/dist.py
+
+install: ## the wheel that `make dist` built for this machine, with the server, into an environment of its own in PREFIX
+	test -x $(PREFIX)/bin/pip || $(PYTHON) -m venv $(PREFIX)
+	$(PREFIX)/bin/python $(PIP) -c constraints.txt --no-deps $(TORCH_FROM) torch
+	$(PREFIX)/bin/python $(PIP) -c constraints.txt "$$(ls dist/*manylinux*_$$(uname -m).whl)[serve,hub]"
 
 release: env ## check the tree, run every test, make dist and tag the version; nothing is uploaded
 	$(BIN)/python tools/release.py
@@ -139,14 +146,15 @@ docs-env: ## what builds the site, in an environment of its own
 		$(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python $(PIP) -r tools/docs_requirements.txt; \
 	} || echo "mkdocs-material cannot be installed here: the test of the site is skipped."
 
-# torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another.
+# torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another. What it
+# needs comes with the rest: an index of torch alone (TORCH_FROM) has other versions of that than the pinned ones.
 # The build tools come next, so that they are pinned as well: pip would fetch its own into a separate place.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Vantage needs Python 3.11 or later: make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt $(TORCH_FROM) torch
+	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt --no-deps $(TORCH_FROM) torch
 	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt hatchling editables
 	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt --no-build-isolation -e '.[test,dev]'
 	touch $@

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 PAGE = "vantage/serve/studio/page/index.html"
+TYPES = ("vantage/py.typed", "vantage/__init__.pyi")
 MACHINES = ("x86_64", "aarch64")
 
 
@@ -45,7 +46,7 @@ def check_wheel(wheel: Path, machine: str) -> None:
     """It has what it should have, and no kernel of other sources or of another machine."""
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = set(kernels(machine))
-    if missing := sorted(({PAGE, "vantage/py.typed"} | wanted) - names):
+    if missing := sorted(({PAGE, *TYPES} | wanted) - names):
         raise DistError(f"{wheel.name} lacks {', '.join(missing)}")
     libraries = {name for name in names if name.endswith(".so")}
     if more := sorted(libraries - wanted):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -108,16 +108,8 @@ _MODULES = {
     "studies": "vantage.studies",
 }
 
+# Editors and type checkers, which import nothing, read the same names in __init__.pyi (`python tools/public_types.py`).
 __all__ = [*sorted(_HOME), *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll] (filled by __getattr__)
-
-if TYPE_CHECKING:
-    from vantage import functional as functional
-    from vantage.attention import GroupedQuery, Latent, QKNorm
-    from vantage.generation.api import generate as generate
-    from vantage.model import Model, build, decoder, encoder, encoder_decoder
-    from vantage.parts import register as register
-    from vantage.position import scaling as scaling
-    from vantage.training.api import train as train
 
 
 def __getattr__(name: str) -> Any:

@@ -127,6 +127,10 @@ REFUSED: dict[str, tuple[str, str]] = {  # the command, what it must say
     "train: nothing to resume": ("train copy --resume --out nothing", "there is no run to continue in nothing"),
     "train: a file as folder": ("train copy --out book.txt", "book.txt is a file"),
     "train: processes": ("train copy --tensor-parallel 2", "torchrun --nproc-per-node 2"),
+    "train: an optimiser of whole weights": (
+        "train copy --tensor-parallel 2 --check",
+        "optimiser.is = 'muon'",
+    ),
     "inspect: a model": ("inspect atlas ./nowhere --text x", "nowhere does not exist"),
     "inspect: a device": ("inspect atlas tiny --text x --device gpu", "'gpu'"),
     "inspect: a mesh": ("inspect cost tiny --mesh tnsor=4", "tensor=2,context=4"),

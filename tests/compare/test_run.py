@@ -18,7 +18,8 @@ from vantage.cli.main import main
 from vantage.compare.budget import Budget
 from vantage.compare.entries import ModelShape
 from vantage.compare.executors import LocalBackend
-from vantage.compare.experiment import Experiment, expand_positions, read_experiment
+from vantage.compare.experiment import Experiment, expand_positions, written_experiment
+from vantage.compare.experiment_fields import experiment_table
 from vantage.compare.metadata import experiment_in, report_metadata
 from vantage.compare.results import FILE, read_results
 from vantage.compare.run import SilentObserver, run_experiment
@@ -115,12 +116,12 @@ def test_tokens_are_scored_where_a_guess_has_few_of_them():
 def test_an_experiment_from_a_file(tmp_path):
     path = tmp_path / "experiment.toml"
     path.write_text('tasks = ["copy"]\npositions = ["plain"]\nseeds = 2\n[shape]\nwidth = 32\n')
-    experiment = read_experiment(path)
+    experiment = written_experiment(experiment_table(path), str(path))
     assert experiment.positions == expand_positions(("plain",))
     assert experiment.shape == ModelShape(32)
     path.write_text("seed = 2\n")
     with pytest.raises(BadInput, match="'seeds'"):
-        read_experiment(path)
+        written_experiment(experiment_table(path), str(path))
 
 
 def test_the_control_is_left_out_where_answers_are_long():

@@ -9,9 +9,9 @@ import pytest
 import vantage as vt
 from vantage.compare.experiment import Experiment, experiment_of
 from vantage.compare.names import SCALES
-from vantage.compare.paper_setups import setup_of
+from vantage.compare.paper_setups import paper_fields, setup_of
 from vantage.compare.published import paper
-from vantage.compare.setups import experiment_for, reductions
+from vantage.compare.setups import reductions
 from vantage.errors import BadInput
 
 PAPERS = ("alibi", "length-generalization", "randomized")
@@ -22,6 +22,10 @@ def book(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "book.txt"
     path.write_text("".join(chr(97 + i * i % 23) + " " * (i % 5 == 0) for i in range(200_000)))
     return str(path)
+
+
+def experiment_for(name, scale, text=()):
+    return experiment_of(paper_fields(name, scale, text), name)
 
 
 def made(name, scale, book):

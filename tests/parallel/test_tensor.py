@@ -111,7 +111,7 @@ def test_fewer_key_heads_than_processes_are_held_by_several() -> None:
     [
         (
             lambda: vt.decoder(vocab=9, width=24, layers=1, heads=3),
-            "3 heads over 3 key/value heads do not divide among 2",
+            "3 heads over 3 key/value heads do not divide among 2 processes: use 1 or 3 of them",
         ),
         (lambda: vt.decoder(vocab=9, width=32, layers=1, heads=4, ffn=vt.FeedForward(9)), "a hidden layer of 9"),
         (

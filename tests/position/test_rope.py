@@ -30,7 +30,8 @@ from vantage.position.rope import _Turn as Turn
 from vantage.position.rope import _turned as turned
 from vantage.position.rope import _turned_back as turned_back
 from vantage.position.scaling import DynamicNTK, Linear, Llama3, LongRope, YaRN
-from vantage.spec.parts import Encoding, LengthDependent, Parts, Shape
+from vantage.spec.abilities import LengthDependent
+from vantage.spec.parts import Encoding, Parts, Shape
 from vantage.spec.positions import Positions
 
 BOTH = pytest.mark.parametrize("pairing", ["halves", "adjacent"])

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.processes import ROOT
 from tools import dist, release, sbom
@@ -51,9 +52,33 @@ def test_the_version_is_semantic_and_the_same_everywhere() -> None:
 
 
 def test_the_sizes_are_those_of_the_page() -> None:
-    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    page = install_page()
     assert f"under {WHEEL_MEGABYTES:.0f} MB" in page
     assert f"under {INSTALLED_MEGABYTES:.0f} MB" in page
+
+
+def install_page() -> str:
+    return " ".join((ROOT / "docs" / "install.md").read_text(encoding="utf-8").split())
+
+
+def megabytes(distribution: metadata.Distribution) -> float:
+    files = [Path(str(file.locate())) for file in distribution.files or () if file.suffix != ".pyc"]
+    return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
+
+
+@pytest.mark.skipif(sys.platform != "linux" or torch.version.cuda is not None, reason="the page has a CPU's on Linux")
+def test_a_base_install_is_as_large_as_the_page_says() -> None:
+    stated = re.search(r"torch \((\d+) MB for a CPU.*?the base install adds (\d+) MB", install_page())
+    assert stated is not None
+    sizes = {name: megabytes(one) for name, one in sbom.closure(sbom.project()["dependencies"]).items()}
+    assert sizes.pop("torch") == pytest.approx(float(stated[1]), rel=0.05)
+    assert sum(sizes.values()) == pytest.approx(float(stated[2]), rel=0.05)
+
+
+def test_the_page_has_every_extra() -> None:
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = "".join(re.findall(r"^\| (`.*?`) \|", text.partition("| extra |")[2].partition("## ")[0], re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", rows)) == sbom.project()["optional-dependencies"].keys() - set(sbom.INTERNAL)
 
 
 def test_a_bill_of_materials_names_everything_with_its_version() -> None:
@@ -79,10 +104,10 @@ def empty_wheel(folder: Path, *names: str) -> Path:
 
 
 def test_a_wheel_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    whole = (dist.PAGE, "vantage/py.typed")
+    whole = (dist.PAGE, *dist.TYPES)
     dist.check_wheel(empty_wheel(tmp_path, *whole), "none")
     dist.check_wheel(empty_wheel(tmp_path, *whole, *dist.kernels("x86_64")), "x86_64")
-    with pytest.raises(dist.DistError, match=r"lacks vantage/py\.typed"):
+    with pytest.raises(dist.DistError, match=r"lacks vantage/__init__\.pyi, vantage/py\.typed"):
         dist.check_wheel(empty_wheel(tmp_path, dist.PAGE), "none")
     with pytest.raises(dist.DistError, match="lacks vantage/kernels/native/built/aarch64-neon"):
         dist.check_wheel(empty_wheel(tmp_path, *whole), "aarch64")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 import subprocess
+import sys
+import sysconfig
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,7 @@ WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
 VARIABLES = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
-COMMAND = re.compile(r"(?:sudo )?make((?: [a-z-]+)+)((?: [A-Z_]+=\S+)*)")
+COMMAND = re.compile(r"""(?:sudo )?make((?: [a-z-]+)+)((?: [A-Z_]+=(?:\S+|"[^"]*"))*)""")
 ACTIONS = {"actions/checkout", "actions/setup-python", "actions/upload-artifact"}
 
 
@@ -75,28 +80,100 @@ def test_make_knows_another_torch() -> None:
     assert "torch==2.11.0" in done.stdout
 
 
-def test_the_image_is_built_by_make_and_its_files_are_there() -> None:
+def image_commands() -> list[str]:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-    stages = re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)
-    assert {"cpu", "cuda"} <= set(stages)
-    build = text.split("FROM ")[1]
-    runs = [line for line in re.findall(r"^RUN (.*)$", build, re.MULTILINE) if not line.startswith("apt-get")]
-    assert runs
-    for line in runs:
-        assert set(re.findall(r"make ([a-z-]+)", line)) <= TARGETS
-        assert line.startswith("make ")
+    return re.findall(r"^RUN (.*)$", text, re.MULTILINE)
+
+
+def test_the_image_is_built_by_make_and_its_files_are_there() -> None:
+    """Two lines are no targets: one brings make itself, one makes the user that the image runs as."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    stages = {name: source for source, name in re.findall(r"^FROM (\S+) AS ([\w-]+)$", text, re.MULTILINE)}
+    assert stages["cpu"] == stages["cuda"] == "base"
+    others = [line for line in image_commands() if not line.startswith("make ")]
+    assert [line.split()[0] for line in others] == ["apt-get", "useradd"]
+    assert [made(line)[0] for line in image_commands() if line not in others] == ["dist", "install", "install"]
+    for source, target in re.findall(r"^COPY --from=(\S+) (\S+) ", text, re.MULTILINE):
+        assert source in stages
+        assert f"PREFIX={target}" in text
     for source in re.findall(r"^COPY (?!--from)(\S+) ", text, re.MULTILINE):
         assert (ROOT / source).exists()
-    assert text.rstrip().endswith("USER vantage")  # not as root
+    assert "USER vantage" in text.partition(" AS base")[2].partition("FROM ")[0]  # not as root
+
+
+# ---- the targets, run
+
+RUNS_THIS_TEST = {"test", "test-all"}
+
+
+def used_targets() -> set[str]:
+    steps_of_workflows = [step["run"] for _, step in steps() if "run" in step]
+    lines = [line for line in image_commands() if line.startswith("make ")]
+    return {target for command in (*steps_of_workflows, *lines) for target in made(command)}
+
+
+def make(*words: str) -> str:
+    command = ["make", *words]
+    environment = {**os.environ, "MAKEFLAGS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture
+def environment_of_make() -> None:
+    if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+        pytest.skip("these tests do not run in the environment that make has made: run them by `make test-all`")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("environment_of_make")
+@pytest.mark.parametrize("target", sorted(used_targets() - RUNS_THIS_TEST - {"dist", "install"}))
+def test_a_target_that_a_workflow_uses_runs(target: str) -> None:
+    make(target)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("environment_of_make")
+def test_what_make_dist_builds_make_install_installs(tmp_path: Path) -> None:
+    """Without an index: what the wheel needs is taken from this environment, which has the pinned versions."""
+    make("cross", "dist")
+    names = {path.name for path in (ROOT / "dist").iterdir()}
+    assert {"sbom.json", "SHA256SUMS"} <= names
+    assert len([name for name in names if name.endswith(".whl")]) == 3
+    venv.create(tmp_path / "own", with_pip=True)
+    packages = next((tmp_path / "own" / "lib").glob("python*/site-packages"))
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    make("install", f"PREFIX={tmp_path / 'own'}", "TORCH_FROM=--no-index")
+    code = "import vantage; print(vantage.__file__)"
+    run = [str(tmp_path / "own" / "bin" / "python"), "-c", code]
+    assert str(packages) in subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    subprocess.run([str(tmp_path / "own" / "bin" / "vantage"), "--version"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("target", sorted(RUNS_THIS_TEST))
+def test_the_targets_that_run_this_test_run_the_checks_the_page_and_the_tests(target: str) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", target], cwd=ROOT, env={**os.environ, "MAKEFLAGS": ""}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for command in ("ruff check", "basedpyright", "lint-imports", "--silent test", "pytest"):
+        assert command in done.stdout
+    assert ("-m tests.mutation" in done.stdout) == (target == "test-all")
+    assert ('-m "not slow"' in done.stdout) == (target == "test")
 
 
 def test_dependabot_looks_where_versions_are() -> None:
     updates = read(GITHUB / "dependabot.yml")["updates"]
     kinds = {update["package-ecosystem"] for update in updates}
     assert kinds == {"pip", "npm", "github-actions", "docker"}
-    for update in updates:
-        for folder in update.get("directories", [update.get("directory")]):
-            assert (ROOT / folder.lstrip("/")).is_dir()
+    folders = {folder for update in updates for folder in update.get("directories", [update.get("directory")])}
+    for folder in folders:
+        assert (ROOT / folder.lstrip("/")).is_dir()
+    tracked = subprocess.run(["git", "ls-files", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    pinned = [name for name in tracked.split() if re.search(r"^[\w-]+==\d", (ROOT / name).read_text(), re.MULTILINE)]
+    assert len(pinned) > 3
+    assert {f"/{posixpath.dirname(name)}" for name in pinned} <= folders
 
 
 def test_templates_and_policies_are_there() -> None:

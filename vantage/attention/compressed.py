@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.attention.differential import UnitLength
+from vantage.attention.head_width import head_width
 from vantage.attention.key_windows import KeyWindows, WindowPool
 from vantage.attention.scorer import Scorer, head_outputs, merge_heads
 from vantage.errors import BadInput, Refused
@@ -64,9 +65,7 @@ class CompressedConfig(ABC):
         """What entries are made of, for heads of this width."""
 
     def shape(self, width: int) -> Shape:
-        if self.heads < 1 or (self.head_dim is None and width % self.heads):
-            raise BadInput(f"width {width} does not divide into {self.heads} heads: change one, or say head_dim=")
-        dim = width // self.heads if self.head_dim is None else self.head_dim
+        dim = head_width(width, self.heads, self.head_dim)
         rope_dim = dim if self.rope_dim is None else self.rope_dim
         if self.ratio < 2 or self.near < 1:
             raise BadInput(f"ratio={self.ratio}, near={self.near}: 2 keys or more become one, and a query sees itself")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.attention.delta_rule import delta_rule, delta_rule_operations
 from vantage.attention.differential import UnitLength
+from vantage.attention.head_width import head_width
 from vantage.attention.scorer import head_outputs
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns
@@ -42,9 +43,7 @@ class GatedDelta:
         key_heads = self.heads if self.key_heads is None else self.key_heads
         if self.heads < 1 or key_heads < 1 or self.heads % key_heads:
             raise BadInput(f"{self.heads} heads over {key_heads} of keys: the second must divide the first")
-        if self.key_dim is None and width % self.heads:
-            raise BadInput(f"width {width} does not divide into {self.heads} heads: change one, or say key_dim=")
-        key_dim = width // self.heads if self.key_dim is None else self.key_dim
+        key_dim = head_width(width, self.heads, self.key_dim, "key_dim")
         return Shape(width, self.heads, key_heads, key_dim, self.value_dim or key_dim, 0)
 
     def cache_shape(self, width: int) -> CacheShape:

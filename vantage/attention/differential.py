@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vantage.attention.head_width import head_width
 from vantage.attention.scorer import Scorer, keys_on_reading, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
@@ -50,9 +51,7 @@ class Differential:
             raise BadInput(
                 f"{self.heads} heads over {kv_heads} of keys: the second must divide the first, and both come in pairs"
             )
-        if self.head_dim is None and width % self.heads:
-            raise BadInput(f"width {width} does not divide into {self.heads} heads: change one, or say head_dim=")
-        head_dim = width // self.heads if self.head_dim is None else self.head_dim
+        head_dim = head_width(width, self.heads, self.head_dim)
         return Shape(width, self.heads, kv_heads, head_dim, 2 * head_dim, rotary_dim=head_dim)
 
     def cache_shape(self, width: int) -> CacheShape:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from vantage.attention.cross import CrossAttention
+from vantage.attention.head_width import head_width
 from vantage.attention.scorer import MakesNormaliser, Scorer, head_outputs, keys_on_reading, merge_heads
 from vantage.errors import BadInput, Refused
 from vantage.spec.attention import ActivationColumns, Pieces, PositionParts, QueriesAndKeys
@@ -45,9 +46,7 @@ class GroupedQuery:
         kv_heads = self.heads if self.kv_heads is None else self.kv_heads
         if self.heads < 1 or kv_heads < 1 or self.heads % kv_heads:
             raise BadInput(f"{self.heads} heads over {kv_heads} key/value heads: the second must divide the first")
-        if self.head_dim is None and width % self.heads:
-            raise BadInput(f"width {width} does not divide into {self.heads} heads: change one, or say head_dim=")
-        head_dim = width // self.heads if self.head_dim is None else self.head_dim
+        head_dim = head_width(width, self.heads, self.head_dim)
         value_dim = head_dim if self.value_dim is None else self.value_dim
         return Shape(width, self.heads, kv_heads, head_dim, value_dim, rotary_dim=head_dim)
 
@@ -58,8 +57,10 @@ class GroupedQuery:
     def divided(self, ranks: int, width: int) -> GroupedQuery:
         """Query heads and their keys; with fewer key heads than processes, some have the same one."""
         s = self.shape(width)
-        if s.heads % ranks or (s.kv_heads % ranks and ranks % s.kv_heads):
-            raise Refused(f"{s.heads} heads over {s.kv_heads} key/value heads do not divide among {ranks} processes")
+        numbers = [n for n in range(1, s.heads + 1) if not (s.heads % n or (s.kv_heads % n and n % s.kv_heads))]
+        if ranks not in numbers:
+            heads, fit = f"{s.heads} heads over {s.kv_heads} key/value heads", " or ".join(map(str, numbers))
+            raise Refused(f"{heads} do not divide among {ranks} processes: use {fit} of them")
         kv_heads = max(1, s.kv_heads // ranks)
         return replace(self, heads=s.heads // ranks, kv_heads=kv_heads, head_dim=s.key_dim, value_dim=s.value_dim)
 

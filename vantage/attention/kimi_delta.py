@@ -16,8 +16,9 @@ from vantage.attention.convolution import ShortConvolution, check_goes_forward
 from vantage.attention.delta import unit
 from vantage.attention.delta_rule import delta_rule, delta_rule_operations
 from vantage.attention.differential import UnitLength
+from vantage.attention.head_width import head_width
 from vantage.attention.scorer import head_outputs
-from vantage.errors import BadInput, Refused
+from vantage.errors import Refused
 from vantage.spec.attention import ActivationColumns
 from vantage.spec.kept import StateShape
 from vantage.spec.model import BuildContext, CacheShape, NormConfig
@@ -37,9 +38,7 @@ class KimiDelta:
     taps: int = 4
 
     def shape(self, width: int) -> Shape:
-        if self.heads < 1 or (self.head_dim is None and width % self.heads):
-            raise BadInput(f"width {width} does not divide into {self.heads} heads: change one, or say head_dim=")
-        head_dim = width // self.heads if self.head_dim is None else self.head_dim
+        head_dim = head_width(width, self.heads, self.head_dim)
         return Shape(width, self.heads, self.heads, head_dim, head_dim, 0)
 
     def cache_shape(self, width: int) -> CacheShape:

@@ -44,7 +44,7 @@ class Latent:
     def divided(self, ranks: int, width: int) -> Latent:
         """Heads; the latent is every process's."""
         if self.heads % ranks:
-            raise Refused(f"{self.heads} heads do not divide among {ranks} processes")
+            raise Refused(f"{self.heads} heads do not divide among {ranks} processes: use a number that divides them")
         return replace(self, heads=self.heads // ranks)
 
     def describe(self, width: int) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vantage.attention.convolution import check_goes_forward
 from vantage.attention.differential import UnitLength
+from vantage.attention.head_width import head_width
 from vantage.attention.scorer import head_outputs
 from vantage.attention.state_space import state_space, state_space_operations
 from vantage.errors import BadInput, Refused
@@ -40,9 +41,7 @@ class Lightning:
             raise BadInput(f"rate={self.rate}: a state that grows with every token has no end; give 0 or more")
 
     def shape(self, width: int) -> Shape:
-        if self.heads < 1 or (self.head_dim is None and width % self.heads):
-            raise BadInput(f"width {width} does not divide into {self.heads} heads: change one, or say head_dim=")
-        head_dim = width // self.heads if self.head_dim is None else self.head_dim
+        head_dim = head_width(width, self.heads, self.head_dim)
         return Shape(width, self.heads, self.heads, head_dim, head_dim, 0)
 
     def cache_shape(self, width: int) -> CacheShape:

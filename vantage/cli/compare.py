@@ -303,12 +303,9 @@ def _plain(value: Any) -> str:
 def _experiment(args: argparse.Namespace) -> Experiment:
     from dataclasses import replace
 
-    from vantage.compare.experiment import default_steps, expand_positions, experiment_of
+    from vantage.compare.experiment import default_steps, written_experiment
 
-    table, where = _begin(args)
-    if isinstance(table.get("positions"), list):
-        table["positions"] = list(expand_positions(tuple(table["positions"])))
-    experiment = experiment_of(table, where)
+    experiment = written_experiment(*_begin(args))
     changes = _expanded(_changes(experiment, args))
     if args.file is None and not args.published and args.steps is None:
         changes["steps"] = default_steps(changes.get("tasks", experiment.tasks))

@@ -39,8 +39,8 @@ examples:
   vantage train tune.toml model.source=smollm2 model.lora.rank=8 --out runs/tuned
   vantage train copy --track wandb                    # also log to Weights & Biases (or mlflow)
   torchrun --nproc-per-node 2 -m vantage train copy   # two processes
-  torchrun --nproc-per-node 2 -m vantage train copy --tensor-parallel 2   # half of the heads and columns in each
-  torchrun --nproc-per-node 8 -m vantage train copy --tensor-parallel 2 --context-parallel 2   # and half of each row
+  torchrun --nproc-per-node 2 -m vantage train sort --tensor-parallel 2   # half of the heads and columns in each
+  torchrun --nproc-per-node 8 -m vantage train sort --tensor-parallel 2 --context-parallel 2   # and half of each row
 
 Settings are a TOML file with the sections model, data, loop, optimiser, schedule, evaluate, save, guard, average and
 parallel; KEY=VALUE changes any of them. --list shows what each recipe reaches and which changes keep it; a run
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from vantage.cluster import processes
     from vantage.errors import BadInput
     from vantage.training.promises import promise_note
-    from vantage.training.sections import parallel_of
+    from vantage.training.sections import check_table_optimiser, parallel_of
     from vantage.training.tables import check_run_folder, check_table, run_folder, table_of
     from vantage.training.track import check_trackers, trackers
 
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.settings is None:
         raise BadInput("give the settings: a TOML file or a recipe (`vantage train --list`)")
     steps = [] if args.steps is None else [f"loop.steps={args.steps}"]
-    changes = [*args.changes, *steps, *_arrangement(args)]
+    changes = [*args.changes, *steps, *arrangement(args)]
     table = table_of(args.settings, changes)
     check_table(table)
     check_device(args.device)
@@ -102,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.check:
         parallel_of(table).rows(processes())
         check_run_folder(out, resume=args.resume)
+    check_table_optimiser(table)
     note = promise_note(args.settings, changes)
     if processes() == 1:  # several would draw over each other
         import_torch()
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if trained.finished else 130
 
 
-def _arrangement(args: argparse.Namespace) -> list[str]:
+def arrangement(args: argparse.Namespace) -> list[str]:
     """What the flags say of the processes, as changes to the settings."""
     return [f"parallel.{SETTINGS.get(axis, axis)}={count}" for axis, count in _counts(args).items()]
 

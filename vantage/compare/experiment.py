@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from vantage.compare import text as texts
@@ -18,7 +17,6 @@ from vantage.compare.experiment_fields import (
     TASKS_BY_DEFAULT,
     ExperimentFields,
     check_fields,
-    experiment_table,
     shortest,
 )
 from vantage.compare.names import ALL, CONTROL, DEFAULT, PLAIN
@@ -172,12 +170,11 @@ def expand_positions(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def read_experiment(path: str | Path) -> Experiment:
-    """An experiment from a TOML file, with the names of ``Experiment``."""
-    fields = experiment_table(path)
+def written_experiment(fields: dict[str, Any], where: str) -> Experiment:
+    """An experiment from a table that somebody wrote, where "all" may stand for names of encodings."""
     if isinstance(fields.get("positions"), list):
-        fields["positions"] = list(expand_positions(tuple(fields["positions"])))
-    return experiment_of(fields, str(path))
+        fields = {**fields, "positions": list(expand_positions(tuple(fields["positions"])))}
+    return experiment_of(fields, where)
 
 
 def experiment_of(fields: dict[str, Any], where: str) -> Experiment:

@@ -1,20 +1,12 @@
-"""The papers' own set-ups as experiments, at a scale that one can afford, and what that leaves out, in words."""
+"""What an experiment at a scale that one can afford leaves out of a paper's set-up, in words."""
 
 from __future__ import annotations
 
 from vantage.compare.equal import hidden_of, parameters
-from vantage.compare.experiment import Experiment, experiment_of
+from vantage.compare.experiment import Experiment
 from vantage.compare.names import paper_name
-from vantage.compare.paper_setups import paper_fields, setup_of, setups
+from vantage.compare.paper_setups import setup_of, setups
 from vantage.compare.published import paper
-
-
-def experiment_for(name: str, scale: str, text: tuple[str, ...] = ()) -> Experiment:
-    """The experiment of a paper at a scale. ``text``: files, for one that reads text."""
-    return experiment_of(paper_fields(name, scale, text), f"{paper_name(name)} ({scale})")
-
-
-# ---- in words
 
 
 def reductions(experiment: Experiment) -> list[str]:

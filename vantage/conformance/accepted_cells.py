@@ -49,8 +49,8 @@ class AcceptedCells:
 
     def leave_out(self, candidates: Sequence[Mapping[int, str]], refusals: Refusals) -> int:
         """Leave out those of these values that are refused beside the plainest others; how many those were."""
-        found = [(dict(values), self.plainest(values)) for values in candidates]
-        tried = [(values, cell) for values, cell in found if cell is not None]
+        plainest = [(dict(values), self.plainest(values)) for values in candidates]
+        tried = [(values, cell) for values, cell in plainest if cell is not None]
         refused = 0
         for (values, cell), why in zip(tried, refusals([cell for _, cell in tried]), strict=True):
             if why is not None:
@@ -70,14 +70,14 @@ def accepted_cells(kernel: str, refusals: Refusals) -> AcceptedCells:
         asked.update(zip(new, refusals(new), strict=True))
         return [asked[cell] for cell in cells]
 
-    found = AcceptedCells(kernel)
-    found.leave_out([{NUMBER[name]: value} for name, values in found.values.items() for value in values], ask)
+    accepted = AcceptedCells(kernel)
+    accepted.leave_out([{NUMBER[name]: value} for name, values in accepted.values.items() for value in values], ask)
     while True:
-        found.cells = cover(found.values, 2, found.allowed, earliest=True)
-        refused = [cell for cell, why in zip(found.cells, ask(found.cells), strict=True) if why is not None]
+        accepted.cells = cover(accepted.values, 2, accepted.allowed, earliest=True)
+        refused = [cell for cell, why in zip(accepted.cells, ask(accepted.cells), strict=True) if why is not None]
         if not refused:
-            return found
+            return accepted
         for size in (2, 3, len(FACTOR_NAMES)):  # of the values that are to blame together
             groups = dict.fromkeys(group for cell in refused for group in combinations(cell, size))
-            if found.leave_out([dict(group) for group in groups], ask):
+            if accepted.leave_out([dict(group) for group in groups], ask):
                 break

@@ -166,10 +166,10 @@ def run_column(
     context = get_context("spawn")
     with context.Pool(processes, torch.set_num_threads, (1,)) as pool:
         ask = partial(refusal, dtype=dtype, device=device)
-        found = [accepted_cells(kernel, lambda cells: pool.map(ask, cells, chunksize=4)) for kernel in kernels]
-        report.results += [KernelCell(cell, refused=why) for each in found for cell, why in each.refused.items()]
+        accepted = [accepted_cells(kernel, lambda cells: pool.map(ask, cells, chunksize=4)) for kernel in kernels]
+        report.results += [KernelCell(cell, refused=why) for each in accepted for cell, why in each.refused.items()]
         groups: dict[tuple[str, ...], list[Cell]] = {}
-        for cell in (cell for each in found for cell in each.cells):
+        for cell in (cell for each in accepted for cell in each.cells):
             groups.setdefault((cell[NUMBER["mask"]], *cell[NUMBER["kernel"] :]), []).append(cell)
         report.not_reached = total = sum(map(len, groups.values()))
         parts = [part for group in groups.values() for part in _pieces(group)]

@@ -16,10 +16,11 @@ from vantage.model import Model, empty_model
 from vantage.model.assemble import build_shared
 from vantage.position import SCORE_PARTS, Rope, encoding, ropes_among
 from vantage.position.scaling import Rule
+from vantage.spec.abilities import TurnsWith
 from vantage.spec.attention import Attention, HasPositionParts, ability, attentions
 from vantage.spec.masks import And, Everything, Mask, Or, Window
 from vantage.spec.model import Layer, ModelSpec
-from vantage.spec.parts import Buildable, Encoding, Parts, Shape, TurnsWith
+from vantage.spec.parts import Buildable, Encoding, Parts, Shape
 
 
 class _Keep:

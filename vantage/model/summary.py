@@ -8,9 +8,9 @@ from itertools import groupby
 from torch import nn
 
 from vantage.model.packed import packed_weights
+from vantage.spec.abilities import Described
 from vantage.spec.masks import Mask
 from vantage.spec.model import Layer, ModelSpec
-from vantage.spec.parts import Described
 
 
 def summary(model: nn.Module, spec: ModelSpec) -> str:

@@ -126,12 +126,12 @@ class DistanceBias(nn.Module):
         model."""
         w_r, base = self.w_r.detach(), self.config.base
         exact = w_r.to(wide(w_r.dtype))
-        made = torch.empty(len(w_r), n, w_r.shape[1], dtype=w_r.dtype, device=w_r.device)
+        keys = torch.empty(len(w_r), n, w_r.shape[1], dtype=w_r.dtype, device=w_r.device)
         for first in range(0, n, AT_ONCE):
             distances = torch.arange(first, min(first + AT_ONCE, n), device=w_r.device)
             some = _projected(waves(distances, w_r.shape[-1], base, exact.dtype), exact)
-            made[:, first : first + AT_ONCE] = some
-        return made
+            keys[:, first : first + AT_ONCE] = some
+        return keys
 
 
 def _projected(waves_nD: Tensor, w_r: Tensor) -> Tensor:

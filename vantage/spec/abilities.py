@@ -13,7 +13,47 @@ import torch
 from torch import Tensor, nn
 
 from vantage.spec.operations import AttentionWork
+from vantage.spec.parts import Buildable
 from vantage.spec.positions import Positions
+
+
+@runtime_checkable
+class LengthDependent(Protocol):
+    """A part whose rule may change with the length of the context (dynamic NTK, LongRoPE)."""
+
+    @property
+    def original_length(self) -> int | None:
+        """Up to this length the rule stays as it is; ``None``: it never changes."""
+        ...
+
+
+@runtime_checkable
+class TurnsWith(Protocol):
+    """A score bias that reads what a rotation of the same layer has turned, and must know by how much."""
+
+    @property
+    def turns_with(self) -> Buildable: ...
+
+    def turning_with(self, rope: Any) -> Buildable:
+        """The same bias for another rotation."""
+        ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A part that says in a few words what it is, for tables."""
+
+    def describe(self) -> str: ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A part that may end at some position (a learned table)."""
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions it has; ``None``: no end."""
+        ...
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from torch import nn
 
 from vantage.errors import BadInput, Refused
-from vantage.spec.abilities import effect_of
+from vantage.spec.abilities import Bounded, LengthDependent, TurnsWith, effect_of
 from vantage.spec.altup import AltUp
 from vantage.spec.fingerprint import LATER
 from vantage.spec.images import VisionConfig
@@ -17,16 +17,7 @@ from vantage.spec.indexing import FollowsLayer, Indexer
 from vantage.spec.kept import KeepsStreams, KeptStream, MixesValues, NeedsEveryKey, PoolsKeys, ReadsBefore, StateShape
 from vantage.spec.masks import Causal, Mask, SameSegment
 from vantage.spec.normalisers import Normaliser, Softmax
-from vantage.spec.parts import (
-    Bounded,
-    Buildable,
-    LengthDependent,
-    OutputTransform,
-    Sampler,
-    ScoreBias,
-    Shape,
-    TurnsWith,
-)
+from vantage.spec.parts import Buildable, OutputTransform, Sampler, ScoreBias, Shape
 from vantage.spec.parts import ValueBias as ValueBiasPart
 from vantage.spec.transforms import QKTransform, WidensKeys
 

@@ -23,14 +23,14 @@ Samples = dict[str, list[float]]
 
 def run(values: Values, progress: Progress) -> Result:
     model, count = smollm2(), int(values["prompts"])
-    found, errors = list[Tensor](), list[float]()
+    by_head, errors = list[Tensor](), list[float]()
     for n in range(count):
         progress(0.4 * n / count, f"choosing heads, text {n + 1} of {count}")
         clean, _, answer = repeated_words(model, LENGTH, seed=n)
         parts = attribute(model, clean, target=answer, groups=1)
-        found.append(parts.by_layer("head"))
+        by_head.append(parts.by_layer("head"))
         errors.append(parts.error)
-    table = torch.stack(found).mean(0)
+    table = torch.stack(by_head).mean(0)
     order = table.flatten().argsort(descending=True)[: int(values["heads"])].tolist()
     chosen = [(n // table.shape[1], n % table.shape[1]) for n in order]
     others = other_heads(chosen, model, seed=0)

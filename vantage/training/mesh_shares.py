@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vantage.errors import Refused
 from vantage.model import Model, empty_model
 from vantage.parallel import ModelShare
 from vantage.parallel.parameter_cut import ParameterCut
@@ -21,8 +20,9 @@ from vantage.spec.model import ModelSpec
 from vantage.training.distributed import World
 from vantage.training.learners import Learner
 from vantage.training.models import DataFacts, learner_of
-from vantage.training.optimise.adamw import AdamW
+from vantage.training.optimise import OPTIMISERS
 from vantage.training.optimise.tensors import like, local, reshard, whole
+from vantage.training.sections import check_optimiser
 from vantage.training.settings import TrainSettings
 
 CORE = "core."  # the model's name in its learner
@@ -30,11 +30,8 @@ CORE = "core."  # the model's name in its learner
 
 def divided_learner(settings: TrainSettings, facts: DataFacts, world: World) -> tuple[Learner, MeshShares]:
     """A learner whose model is this process's share of the whole, which no process holds at any time."""
-    if not isinstance(settings.optimiser, AdamW):
-        raise Refused(
-            "parallel.tensor and parallel.experts need an optimiser that treats every number by itself: "
-            "optimiser.is = 'adamw'"
-        )
+    kind = type(settings.optimiser)
+    check_optimiser(settings.parallel, OPTIMISERS.name_of(kind) or kind.__name__)
     shares: list[ModelShare] = []
 
     def divide(spec: ModelSpec) -> ModelShare:

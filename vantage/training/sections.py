@@ -12,11 +12,12 @@ from math import isfinite
 from operator import or_
 from typing import Any, Literal, NamedTuple
 
-from vantage.errors import BadInput
-from vantage.spec.table_reader import KIND, PartNames, Reader
+from vantage.errors import BadInput, Refused
+from vantage.spec.table_reader import KIND, PartNames, Reader, loosely
 from vantage.training.log import ScoreRecord
 from vantage.training.schedules import WSD, Constant, Cosine
 
+DIVIDING_OPTIMISER = "adamw"  # the default as well
 MAX_ENTRIES = 4096  # layers, tests, files: entries of any list
 
 
@@ -200,6 +201,22 @@ def parallel_of(table: Mapping[str, Any]) -> ParallelSettings:
     section = with_part_name(table.get("parallel", {}), ParallelSettings)
     reader = Reader(MAX_ENTRIES, PartNames(error=BadInput, loose=True))
     return reader.value(section, ParallelSettings, "parallel", "settings.parallel", 0)
+
+
+def check_optimiser(parallel: ParallelSettings, name: str) -> None:
+    """Refuse an optimiser that cannot work on shares of parameters, where there are shares."""
+    if loosely(name) != DIVIDING_OPTIMISER and max(parallel.tensor, parallel.experts) > 1:
+        raise Refused(
+            f"optimiser.is = {name!r}: with parallel.tensor and parallel.experts a process has a part of each weight, and "
+            f"this optimiser needs whole ones: use optimiser.is = {DIVIDING_OPTIMISER!r}, which treats every number by itself"
+        )
+
+
+def check_table_optimiser(table: Mapping[str, Any]) -> None:
+    """The same for a table of settings."""
+    section = table.get("optimiser", DIVIDING_OPTIMISER)
+    name = section.get(KIND, DIVIDING_OPTIMISER) if isinstance(section, dict) else section
+    check_optimiser(parallel_of(table), str(name))
 
 
 def check_seed(seed: int) -> None:

@@ -149,8 +149,3 @@ def _unfilled(got: Any) -> bool:
 
 def _shape(target: Tensor) -> str:
     return " of ".join(["a list", *[f"{n} lists" for n in target.shape[:-1]]]) + f" of {target.shape[-1]} numbers"
-
-
-def first_message(*messages: str | None) -> str | None:
-    """The first mistake there is."""
-    return next((words for words in messages if words is not None), None)

@@ -50,8 +50,8 @@ def shown_text(tag: str) -> ExerciseText:
             case ast.Assign([ast.Name("EXERCISE")], ast.Call(ast.Attribute(ast.Name("TEXT"), "exercise"))):
                 return text
     own = exercises()[tag]
-    made = {"task": own.task, "starter": own.starter, "answer": own.answer, "explanation": own.words}
-    return replace(text, title=own.title, **made)
+    computed = {"task": own.task, "starter": own.starter, "answer": own.answer, "explanation": own.words}
+    return replace(text, title=own.title, **computed)
 
 
 @cache

@@ -1,10 +1,10 @@
 // The controls every page uses: a label for each, a visible focus, nothing that only a mouse can reach.
 import type { ComponentChildren } from "preact";
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useRef } from "preact/hooks";
 import type { Parameter, Value } from "../types";
 import { show } from "../lib/numbers";
 import { explained, TERMS } from "../terms";
-import { WideNumber } from "./numbers";
+import { NumberField, WideNumber } from "./numbers";
 
 export interface ButtonProps {
   children: ComponentChildren;
@@ -145,60 +145,6 @@ export function Slider({ label, value, min, max, step = 1, onChange, help, forma
         aria-valuetext={format(value)}
         aria-describedby={help ? `${id}-help` : undefined}
         onInput={(event) => onChange(event.currentTarget.valueAsNumber)}
-      />
-    </Field>
-  );
-}
-
-export interface NumberFieldProps {
-  label: string;
-  value: number;
-  onChange: (value: number) => void;
-  min?: number;
-  max?: number;
-  step?: number | "any";
-  help?: string;
-  disabled?: boolean;
-}
-
-/** A number to type. What is no number, or out of its bounds, is said beneath it and not handed on. */
-export function NumberField({ label, value, onChange, min, max, step = "any", help, disabled }: NumberFieldProps) {
-  const id = useId();
-  const [text, setText] = useState(String(value));
-  const last = useRef(value);
-  useEffect(() => {
-    if (value !== last.current) setText(String(value));
-    last.current = value;
-  }, [value]);
-  const number = Number(text);
-  let wrong: string | null = null;
-  if (text.trim() === "" || !Number.isFinite(number)) wrong = "A number is needed here.";
-  else if (min !== undefined && number < min) wrong = `At least ${show(min)}.`;
-  else if (max !== undefined && number > max) wrong = `At most ${show(max)}.`;
-  return (
-    <Field label={label} help={help} wrong={wrong} id={id}>
-      <input
-        id={id}
-        class="input numeric"
-        type="number"
-        inputMode="decimal"
-        min={min}
-        max={max}
-        step={step}
-        value={text}
-        disabled={disabled}
-        aria-invalid={wrong !== null}
-        aria-describedby={help ? `${id}-help` : undefined}
-        onInput={(event) => {
-          const next = event.currentTarget.value;
-          setText(next);
-          const read = Number(next);
-          const good = next.trim() !== "" && Number.isFinite(read);
-          if (good && (min === undefined || read >= min) && (max === undefined || read <= max)) {
-            last.current = read;
-            onChange(read);
-          }
-        }}
       />
     </Field>
   );

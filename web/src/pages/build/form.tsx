@@ -1,8 +1,8 @@
 // The parts to choose from.
 import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
-import { Button, Check, NumberField, Parameters, Select } from "../../components/controls";
-import { OptionalNumber } from "../../components/numbers";
+import { Button, Check, Parameters, Select } from "../../components/controls";
+import { NumberField, OptionalNumber } from "../../components/numbers";
 import { Card } from "../../components/state";
 import { valuesGone, valuesPatch } from "../../lib/values";
 import { go, put, route } from "../../router";

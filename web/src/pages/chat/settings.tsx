@@ -1,5 +1,6 @@
 // How tokens are chosen, and whose attention is watched. All of it stands in the address.
-import { NumberField, Select, Slider, TextField } from "../../components/controls";
+import { Select, Slider, TextField } from "../../components/controls";
+import { NumberField } from "../../components/numbers";
 import { Card } from "../../components/state";
 import { put, useParam } from "../../router";
 import type { Model } from "../../types";

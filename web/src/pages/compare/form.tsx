@@ -2,8 +2,8 @@
 import { useRef, useState } from "preact/hooks";
 import type { CompareChoices, ComparisonStarted } from "../../generated/api";
 import { post, Trouble } from "../../api";
-import { Button, Check, NumberField, Select, TextField } from "../../components/controls";
-import { OptionalNumber } from "../../components/numbers";
+import { Button, Check, Select, TextField } from "../../components/controls";
+import { NumberField, OptionalNumber } from "../../components/numbers";
 import { Busy, Card, Facts, Problem } from "../../components/state";
 import { useDraft } from "../../draft";
 import { asTrouble } from "../../hooks";

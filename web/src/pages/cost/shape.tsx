@@ -1,6 +1,6 @@
 // A decoder's sizes as a form, with some that are known by name.
-import { Button, NumberField } from "../../components/controls";
-import { OptionalNumber } from "../../components/numbers";
+import { Button } from "../../components/controls";
+import { NumberField, OptionalNumber } from "../../components/numbers";
 import { put, read, route } from "../../router";
 
 export interface Shape {

@@ -1,6 +1,7 @@
 // One token moved to another position: what one query's scores and weights were, and what they become.
 import { get, post } from "../../api";
-import { NumberField, Select, Slider, TextField } from "../../components/controls";
+import { Select, Slider, TextField } from "../../components/controls";
+import { NumberField } from "../../components/numbers";
 import { Figure } from "../../components/Figure";
 import { ModelPicker, useModel } from "../../components/ModelPicker";
 import { Busy, Card, Empty, Facts, Problem } from "../../components/state";
