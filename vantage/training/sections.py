@@ -208,8 +208,8 @@ def check_optimiser(parallel: ParallelSettings, name: str) -> None:
     if loosely(name) != DIVIDING_OPTIMISER and max(parallel.tensor, parallel.experts) > 1:
         raise Refused(
             f"optimiser.is = {name!r}: with parallel.tensor and parallel.experts a process has a part of each weight, "
-            f"and this optimiser needs whole ones: use optimiser.is = {DIVIDING_OPTIMISER!r}, which treats every number "
-            "by itself"
+            f"and this optimiser needs whole ones: use optimiser.is = {DIVIDING_OPTIMISER!r}, which treats every "
+            "number by itself"
         )
 
 
