@@ -94,7 +94,7 @@ def as_on_a_gpu(monkeypatch):
 def test_steps_of_one_pass_stay_while_another_is_launched(as_on_a_gpu):
     """Batch-invariant rows are a pass each: what follows the first one's steps is under way while none of them is read,
     and the second one's are launched."""
-    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position="cope"), seed=1).eval()
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position="lerope"), seed=1).eval()
     options = {"max_tokens": 12, "batch_invariant": True, "logprobs": 0, "stats": True}
     together = vt.generate(model, PROMPTS[:3], **options)
     assert together[0].stats.paths["graph of modules"] > 30
@@ -105,7 +105,7 @@ def test_steps_of_one_pass_stay_while_another_is_launched(as_on_a_gpu):
 @pytest.mark.skipif(MISSING, reason="needs Triton: pip install triton")
 def test_passes_of_several_adapters(as_on_a_gpu):
     """One of them ends while steps that go on from its last ones are under way."""
-    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position="cope"), seed=1).eval()
+    model = vt.build(vt.decoder(vocab=61, width=32, layers=1, heads=2, position="lerope"), seed=1).eval()
     engine = Engine(model, rows=4, chunk=32, adapters={"same": model})
     ends, adapters = (12, 7), (None, "same")
     rows = zip(PROMPTS, ends, adapters, strict=False)
