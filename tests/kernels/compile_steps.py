@@ -18,7 +18,6 @@ from tests.kernels.compile_targets import SHARED
 from vantage.kernels.gpu import (
     choose,
     chunk,
-    count_gates,
     decode,
     gate_sums,
     latent,
@@ -106,6 +105,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "KEYS": 64,
         "LEAST": 128,
         "STAGES": 3,
+        "RECENT": 256,
     }
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
@@ -128,7 +128,6 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         *((gate_sums.keep, {"H": 8, "GROUP": 4, "TILE": gate_sums.SUMMED, "BLOCK": block}) for block in (0, 16)),
         *chunks_of_a_prompt(how, [*biases, of_queries[0], gated]),
         *tables_of_queries(how),
-        *sums_of_gates(how, heads, plain, full),
         *latents(how, biases),
         (choose.scan, {"CHUNK": 1024}),
         (choose.weigh, chunks),
@@ -202,14 +201,6 @@ def tables_of_queries(how: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
     sizes = {"H": 8, "D": 64, "D_TILE": 64, "QUERIES": 16, "SOME": 64, "SHARES": 8}
     kinds = [{"COMMON": common, "BOUNDED": common, "OFFSET": not common} for common in (False, True)]
     return [(query_table.by_distance, sizes | how | kind) for kind in kinds]
-
-
-def sums_of_gates(how: dict[str, Any], *numbers: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
-    heads, plain, full = (
-        {name: x for name, x in some.items() if name in count_gates.sum_gates.arg_names} for some in numbers
-    )
-    kinds = [plain | {"PAGED": False, "INT8": False}, full | {"PAGED": True, "INT8": True}]
-    return [(count_gates.sum_gates, heads | how | {"SOME": 64} | kind) for kind in kinds]
 
 
 def latents(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.count_bias import counted, later_gates
+from vantage.kernels.gpu.count_bias import (
+    NOT_SUMMED, CountBias, ask_recent, count_table, counted, counted_before, highest_number
+)
 from vantage.kernels.gpu.count_tiles import by_count as number_by_count
 from vantage.kernels.gpu.gate_sums import kept_sums, log_sigmoid, sum_before, with_sums
 from vantage.kernels.gpu.row_shares import ask, blocks_of, shares_of, slots_of
@@ -175,16 +177,35 @@ def in_8_bits(x, axis: tl.constexpr):
 
 
 @triton.jit
+def new_key(
+    qkv, at, d, cos, sin, gain, eps, offset, turned, D: tl.constexpr, NORM: tl.constexpr, GAIN: tl.constexpr,
+    TURN: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr,
+):  # fmt: skip
+    """A new token's key as it is seen, which is how it is kept; and, in 8 bits, its whole numbers and their scale."""
+    size = 0.0
+    if NORM:
+        raw = tl.load(qkv + at + d, mask=d < D, other=0.0).to(tl.float32)
+        size = tl.rsqrt(tl.sum(raw * raw, 0) / D + eps)
+    k = rotated(qkv, at, d, d < D, cos, sin, gain, size, offset, D, turned, NORM, GAIN, TURN).to(TYPE)
+    codes = 0.0
+    scale = 0.0
+    if INT8:
+        codes, scale = in_8_bits(k.to(tl.float32), 0)
+        k = (codes * scale).to(TYPE)
+    return k, codes, scale
+
+
+@triton.jit
 def attend(
     qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, bias_one, bias_two, sinks, sums, highest,
     totals, arrived, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
-    turned, bias_width, values, value_width,
+    turned, bias_width, values, value_width, vectors,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, STAGES: tl.constexpr, PAGED: tl.constexpr, TURN: tl.constexpr,
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
     BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
-    TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr,
+    TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr, RECENT: tl.constexpr,
 ):  # fmt: skip
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = H // G
@@ -203,6 +224,8 @@ def attend(
     first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
+    if BIAS == COUNTS:  # shares of later keys are begun first, since others may wait for what they count
+        split = active - 1 - split
     start = first + split * share
     end = tl.minimum(start + share, n)
     BY_SCORE: tl.constexpr = 0 if BIAS == PIECES_AS_PRODUCT else BIAS  # what needs no more than a score's own numbers
@@ -215,6 +238,9 @@ def attend(
             asked = tl.load(blocks + asked // block).to(tl.int64) * block + asked % block
         ask(k_base + asked * D)
         ask(v_base + asked * E)
+        if BIAS == COUNTS:
+            if split == active - 1:
+                ask_recent(k_base, blocks, first, n, block, vectors, bias_width, D, RECENT, PAGED)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
@@ -249,7 +275,20 @@ def attend(
     new_count = tl.zeros((GROUP_TILE,), tl.float32)
     carry = new_count
     if BIAS == COUNTS:
-        carry, new_count = later_gates(bias_two, b, h, mine, split, active, H, SPLITS)
+        raw = tl.load(qkv + q_at + d[None, :], mask=inside, other=0.0)
+        bias_a = highest_number(raw, vectors, bias_width, d, D)
+        new_k, new_codes, new_k_scale = new_key(
+            qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D, K_NORM,
+            K_GAIN, TURN % 4, TYPE, INT8,
+        )  # fmt: skip
+        new_count = tl.sigmoid(tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1) * scale)
+        carry = counted_before(
+            new_count, q, first, start, end, n, share, split, active, k_base, k_scales, blocks, block, d, scale,
+            bias_two + b.to(tl.int64) * (SPLITS * H), h, mine, bias_width, H, D, SPLITS, KEYS, STAGES, RECENT, PAGED,
+            PRECISION, TYPE, INT8,
+        )  # fmt: skip
+        if tl.min(tl.where(mine, carry, bias_width)) < bias_width - 1:
+            count_table(raw, vectors, bias_one + bias_h * bias_width, mine, bias_width, d, D, PRECISION, TYPE)
     for at in tl.range(start, end, KEYS, num_stages=STAGES):
         begin = at
         if BIAS == COUNTS:  # from the newest on
@@ -295,21 +334,15 @@ def attend(
         new_slot = n.to(tl.int64)
         if PAGED:
             new_slot = tl.load(blocks + n // block).to(tl.int64) * block + n % block
-        k_at = row + H * D + g * D
-        new_size = 0.0
-        if K_NORM:
-            new_raw = tl.load(qkv + k_at + d, mask=d < D, other=0.0).to(tl.float32)
-            new_size = tl.rsqrt(tl.sum(new_raw * new_raw, 0) / D + k_eps)
-        new_k = rotated(
-            qkv, k_at, d, d < D, cos + key_place, sin + key_place, k_gain, new_size, k_offset, D, turned, K_NORM,
-            K_GAIN, TURN % 4,
-        ).to(TYPE)  # fmt: skip
+        if BIAS != COUNTS:
+            new_k, new_codes, new_k_scale = new_key(
+                qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D,
+                K_NORM, K_GAIN, TURN % 4, TYPE, INT8,
+            )  # fmt: skip
         new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
         if INT8:  # what is seen is what is kept
-            codes, k_scale = in_8_bits(new_k.to(tl.float32), 0)
-            tl.store(k_base + new_slot * D + d, codes.to(tl.int8), mask=d < D)
-            tl.store(k_scales + new_slot + tl.arange(0, 1), k_scale)
-            new_k = (codes * k_scale).to(TYPE)
+            tl.store(k_base + new_slot * D + d, new_codes.to(tl.int8), mask=d < D)
+            tl.store(k_scales + new_slot + tl.arange(0, 1), new_k_scale)
             codes, v_scale = in_8_bits(new_v.to(tl.float32), 0)
             tl.store(v_base + new_slot * E + e, codes.to(tl.int8), mask=e < E)
             tl.store(v_scales + new_slot + tl.arange(0, 1), v_scale)
@@ -353,6 +386,10 @@ def attend(
         if before < active - 1:
             return
         tl.store(arrived + b * G + g, 0)
+        if BIAS == COUNTS:  # all have read what others counted
+            i = tl.arange(0, SPLITS)[:, None]
+            counted_to = bias_two + b.to(tl.int64) * (SPLITS * H) + i * H + h[None, :]
+            tl.store(counted_to, tl.full((SPLITS, GROUP_TILE), NOT_SUMMED, tl.float32), mask=mine[None, :])
         _combine(out, sums, highest, totals, sinks, b, g, active, H, GROUP, HEADS, E, E_TILE, SPLITS, AT_ONCE, SINKS,
                  values, value_width, VALUES)  # fmt: skip
         return
@@ -446,6 +483,7 @@ def decode(
         layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
         q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned, 0 if bias is None else bias.width,
         nothing if values is None else values.table, 0 if values is None else values.width,
+        bias.vectors if isinstance(bias, CountBias) else nothing,
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
         AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
@@ -453,5 +491,6 @@ def decode(
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,
-        DEPENDENT=dependent, VALUES=values is not None, num_warps=warps, **extra,
+        DEPENDENT=dependent, VALUES=values is not None, RECENT=bias.recent if isinstance(bias, CountBias) else 0,
+        num_warps=warps, **extra,
     )  # fmt: skip
