@@ -235,3 +235,39 @@ def test_a_new_token_that_counts_keys(case, recent):
         by_distance = counted(q, raw, keys, vectors).flip(1)
         want = attended(q, keys, values, by_distance, options)
         assert error(out[b].view(H, E), want) < (5e-2 if int8 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("counts", [40, 300], ids=["the newest keys are enough", "sums of all shares are needed"])
+def test_shares_that_wait_for_each_other(counts, dtype):
+    """Many programs at once, several times: one that waited in vain would never end, and one that did not wait would
+    count too little."""
+    from vantage.kernels.gpu import count_bias, decode
+
+    width, heads, kv_heads, held, splits = 64, 8, 2, 1500, 8
+    draw = torch.Generator().manual_seed(counts)
+    qkv = normal(draw, 1, (heads + 2 * kv_heads) * width, dtype=dtype)
+    k, v = (normal(draw, 1, kv_heads, held + 1, width, dtype=dtype) for _ in range(2))
+    vectors = (0.1 * normal(draw, counts, width)).to(dtype)
+    n = torch.tensor([held], dtype=torch.int32, device=DEVICE)
+    state = decode.RowState(n, n.clone(), torch.zeros_like(n), torch.zeros((1, 1), dtype=torch.int32, device=DEVICE), 0)
+    work = decode.Workspace.make(1, splits, heads, kv_heads, width, torch.device(DEVICE))
+    bias = count_bias.CountBias.make(vectors.to(DEVICE), 1, splits, heads)
+    stored = [k.to(DEVICE), v.to(DEVICE)]
+    stores, scale = torch.tensor([decode.store_numbers(stored)], device=DEVICE), width**-0.5
+    outs = [torch.empty(1, heads * width, dtype=dtype, device=DEVICE) for _ in range(1 if DEVICE == "cpu" else 20)]
+    for out in outs:
+        decode.decode(qkv.to(DEVICE), out, stores, 0, state, work, heads=heads, kv_heads=kv_heads, key_dim=width,
+                      value_dim=width, scale=scale, bias=bias)  # fmt: skip
+    q, new_k, new_v = (x.view(-1, width).double() for x in qkv[0].split((heads * width, *[kv_heads * width] * 2)))
+    keys, values = (torch.cat((x[0, :, :-1].double(), new[:, None]), 1) for x, new in ((k, new_k), (v, new_v)))
+    keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (keys, values))
+    scores = (keys @ q[:, :, None])[..., 0] * scale
+    places = scores.sigmoid().flip(1).cumsum(1).flip(1).clamp_max(counts - 1)
+    table, below = q @ vectors.double().T, places.floor().long()
+    rise = table.gather(1, (below + 1).clamp_max(counts - 1)) - table.gather(1, below)
+    weights = (scores + table.gather(1, below) + rise * (places - below)).softmax(1)
+    want = (weights[:, :, None] * values).sum(1)
+    for out in outs:
+        assert error(out.view(heads, width), want) < LIMIT[dtype]
+        assert torch.equal(out, outs[0])

@@ -206,6 +206,7 @@ def attend(
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
     BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr, RECENT: tl.constexpr,
+    ROUNDED: tl.constexpr,
 ):  # fmt: skip
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = H // G
@@ -221,7 +222,7 @@ def attend(
     k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D  # one for each token of a head
     v_scales = tl.load(numbers + 7).to(tl.pointer_type(tl.float32)) + v_from // E
     blocks = blocks_of(table, gone, b, table_width, PAGED)
-    first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
+    first, share, active = shares_of(n, window, WINDOW, SPLITS, ROUNDED, LEAST)
     if n < 0 or split >= active:
         return
     if BIAS == COUNTS:  # shares of later keys are begun first, since others may wait for what they count
@@ -460,6 +461,8 @@ def decode(
     keys: int = 128,
     least: int = 128,
     warps: int = 4,
+    stages: int = 3,
+    rounded: int = 0,
     int8: bool = False,
     dependent: bool = False,
     values: DeviceValues | None = None,
@@ -486,7 +489,7 @@ def decode(
         bias.vectors if isinstance(bias, CountBias) else nothing,
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
-        AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
+        AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=stages, ROUNDED=rounded or keys,
         PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.turn,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
