@@ -20,6 +20,7 @@ from vantage.kernels.gpu import (
     chunk,
     decode,
     gate_sums,
+    head_vectors,
     latent,
     packed,
     packed_product,
@@ -106,6 +107,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "LEAST": 128,
         "STAGES": 3,
         "RECENT": 256,
+        "ROUNDED": 64,
     }
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
@@ -123,7 +125,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1} | biases[0]),
         *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in (*biases, *of_queries)),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
-        (decode.attend, heads | plain | how | {"PAGED": True, "TURN": decode.KEYS_APART + 2} | biases[0]),
+        (decode.attend, heads | plain | how | {"PAGED": True, "TURN": head_vectors.KEYS_APART + 2} | biases[0]),
         *((decode.attend, heads | norms | how | {"PAGED": True, "TURN": 0} | gated) for norms in (plain, full)),
         *((gate_sums.keep, {"H": 8, "GROUP": 4, "TILE": gate_sums.SUMMED, "BLOCK": block}) for block in (0, 16)),
         *chunks_of_a_prompt(how, [*biases, of_queries[0], gated]),

@@ -200,7 +200,7 @@ def test_a_new_token_that_counts_keys(case, recent):
     """Counts that end in the newest share and in the oldest, or never; rows of one share, and of no keys. The newest
     keys are less than a share, end within one, or are all there are: where they are not enough, programs tell each
     other what they counted, and leave the room for it as it was."""
-    from vantage.kernels.gpu import count_bias, decode
+    from vantage.kernels.gpu import count_bias, decode, head_vectors
 
     options, held, block, splits = COUNTED[case], (135, 20, 0), 16, 4
     int8, normed = options.get("int8", False), options.get("normed", False)
@@ -210,7 +210,7 @@ def test_a_new_token_that_counts_keys(case, recent):
     k, v, stored = kept(k, v, int8)
     qkv, vectors = normal(draw, rows, H * D + G * (D + E)), normal(draw, options.get("counts", 48), D)
     gain = normal(draw, D)
-    norm = decode.HeadNorm(gain.to(DEVICE), 1e-6, 0.0) if normed else None
+    norm = head_vectors.HeadNorm(gain.to(DEVICE), 1e-6, 0.0) if normed else None
     lengths = torch.tensor(held, dtype=torch.int32, device=DEVICE)
     state = decode.RowState(lengths, lengths.clone(), torch.zeros_like(lengths), table.to(DEVICE), block)
     work = decode.Workspace.make(rows, splits, H, G, E, torch.device(DEVICE))

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, in_8_bits, rotated
+from vantage.kernels.gpu.decode import TYPES
 from vantage.kernels.gpu.gate_sums import keep_chunk, kept_sums, with_group_sums
+from vantage.kernels.gpu.head_vectors import NO_TURN, HeadNorm, RopeTables, in_8_bits, rotated
 from vantage.kernels.gpu.score_bias import DeviceBias, bias_row, form_constants, head_numbers, scored
 from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_band_of_values

@@ -26,8 +26,8 @@ COUNTS_AT_ONCE = tl.constexpr(64)
 
 @dataclass(frozen=True)
 class CountBias(DeviceBias):
-    """``one``: room for the numbers of queries by count, (rows, H, width), ``two``: for the gates of shares, (rows,
-    splits, H), NOT_SUMMED between passes. ``vectors`` (width, d), in the queries' type: what the numbers are made of."""
+    """``one``: room for the numbers of queries by count, (rows, H, width); ``two``: for the gates of shares, (rows,
+    splits, H), NOT_SUMMED between passes. ``vectors`` (width, d), in the queries' type: what numbers are made of."""
 
     vectors: Tensor | None = None
     recent: int = RECENT  # a power of two
@@ -45,13 +45,15 @@ class CountBias(DeviceBias):
 
 
 @triton.jit
-def ask_recent(k_base, blocks, first, n, block, vectors, width, D: tl.constexpr, RECENT: tl.constexpr,
+def ask_recent(k_base, blocks, first, n, block, vectors, width, newest, D: tl.constexpr, RECENT: tl.constexpr,
                PAGED: tl.constexpr):  # fmt: skip
-    """Bring the newest keys nearer, which all programs of a row read at once, and what tables are made of."""
-    j = tl.maximum(n - RECENT, first) + tl.arange(0, RECENT)
-    j = tl.maximum(tl.minimum(j, n - 1), 0)
-    ask(k_base + slots_of(blocks, j, j >= 0, block, PAGED) * D)
-    ask(vectors + tl.minimum(tl.arange(0, RECENT), width - 1) * D)
+    """The program of the newest share brings the newest keys nearer, which all programs of a row read at once, and what
+    tables are made of."""
+    if newest:
+        j = tl.maximum(n - RECENT, first) + tl.arange(0, RECENT)
+        j = tl.maximum(tl.minimum(j, n - 1), 0)
+        ask(k_base + slots_of(blocks, j, j >= 0, block, PAGED) * D)
+        ask(vectors + tl.minimum(tl.arange(0, RECENT), width - 1) * D)
 
 
 @triton.jit
@@ -91,22 +93,28 @@ def counted_before(
         PAGED, PRECISION, TYPE, INT8,
     )  # fmt: skip
     carry = new + later
-    if (start < recent) & (active > 1):
-        if tl.min(tl.where(mine, new + near, width)) < width - 1:
-            own, _ = gates_between(
-                q, start, tl.minimum(end, recent), start, k_base, k_scales, blocks, block, d, scale, D, KEYS, STAGES,
-                PAGED, PRECISION, TYPE, INT8,
-            )  # fmt: skip
-            to = (sums + split * H + h).to(tl.pointer_type(tl.int32), bitcast=True)
-            tl.atomic_xchg(to, own.to(tl.int32, bitcast=True), mask=mine, sem="relaxed")
-            i = tl.arange(0, SPLITS)
-            wanted = ((i > split) & (i < active) & (first + i * share < recent))[:, None] & mine[None, :]
-            told = sums + i[:, None] * H + h[None, :]
+    if (start < recent) & (active > 1) & (tl.min(tl.where(mine, new + near, width)) < width - 1):
+        own, _ = gates_between(
+            q, start, tl.minimum(end, recent), start, k_base, k_scales, blocks, block, d, scale, D, KEYS, STAGES,
+            PAGED, PRECISION, TYPE, INT8,
+        )  # fmt: skip
+        to = (sums + split * H + h).to(tl.pointer_type(tl.int32), bitcast=True)
+        tl.atomic_xchg(to, own.to(tl.int32, bitcast=True), mask=mine, sem="relaxed")
+        i = tl.arange(0, SPLITS)
+        wanted = ((i > split) & (i < active) & (first + i * share < recent))[:, None] & mine[None, :]
+        told = sums + i[:, None] * H + h[None, :]
+        others = tl.load(told, mask=wanted, other=0.0, volatile=True)
+        while tl.min(others) < 0:
             others = tl.load(told, mask=wanted, other=0.0, volatile=True)
-            while tl.min(others) < 0:
-                others = tl.load(told, mask=wanted, other=0.0, volatile=True)
-            carry += tl.sum(others, 0)
+        carry += tl.sum(others, 0)
     return carry
+
+
+@triton.jit
+def forget_counts(sums, h, mine, H: tl.constexpr, SPLITS: tl.constexpr):
+    """For the last program of a row's heads, when all have read what others counted."""
+    to = sums + tl.arange(0, SPLITS)[:, None] * H + h[None, :]
+    tl.store(to, tl.full(to.shape, NOT_SUMMED, tl.float32), mask=mine[None, :])
 
 
 @triton.jit

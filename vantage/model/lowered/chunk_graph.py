@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import chunk, decode, gate_sums, packed_rows
+from vantage.kernels.gpu import chunk, decode, gate_sums, head_vectors, packed_rows
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
 from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables
@@ -72,7 +72,7 @@ class ChunkGraph:
         model: Any,
         program: GpuProgram,
         shape: GraphShape,
-        rotations: dict[int, decode.RopeTables],
+        rotations: dict[int, head_vectors.RopeTables],
         memory: ChunkBuffers,
     ):
         self._program, self._shape, self._rotations, self._memory = program, shape, rotations, memory

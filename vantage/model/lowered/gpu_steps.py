@@ -20,7 +20,7 @@ from vantage.cache.contiguous import Contiguous
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
-from vantage.kernels.gpu import decode, gate_sums
+from vantage.kernels.gpu import decode, gate_sums, head_vectors
 from vantage.kernels.gpu.choose import Searches
 from vantage.kernels.gpu.query_table import QueryTable
 from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
@@ -59,7 +59,7 @@ class GpuSteps:
         self._graphs: dict[GraphShape, StepGraph] = {}
         self._chunk_graphs: dict[GraphShape, ChunkGraph] = {}
         self._chunk_buffers: ChunkBuffers | None = None
-        self._angles: dict[tuple[int, int | None], dict[int, decode.RopeTables]] = {}
+        self._angles: dict[tuple[int, int | None], dict[int, head_vectors.RopeTables]] = {}
         self._tables: tuple[int, dict[int, QueryTable]] | None = None  # for so many positions
         self._room = TableRoom(model.device)
         self._watched_stores: set[int] = set()
@@ -292,12 +292,12 @@ class GpuSteps:
             self._last_stores = [(weakref.ref(store), store.version) for store in now], numbers
         return self._last_stores[1]
 
-    def _rotations(self, positions: int, length: int | None) -> dict[int, decode.RopeTables]:
+    def _rotations(self, positions: int, length: int | None) -> dict[int, head_vectors.RopeTables]:
         """The tables of every rotation, by its module."""
         if (positions, length) not in self._angles:
             most = positions if self.program.max_positions is None else min(positions, self.program.max_positions)
             where = Positions.arange(1, most, device=self._model.device).declare(length)
-            tables: dict[int, decode.RopeTables] = {}
+            tables: dict[int, head_vectors.RopeTables] = {}
             for turn in (step.turn for step in self._attentions if step.turn is not None):
                 if id(turn.tables) not in tables:
                     tables[id(turn.tables)] = _rotation(turn, where)
@@ -330,11 +330,11 @@ def _searches(choices: Sequence[RowChoice]) -> Searches:
     return Searches(bool(drawn), any(choice.top_k for choice in drawn), any(choice.top_p < 1.0 for choice in drawn))
 
 
-def _rotation(turn: Turn, where: Positions) -> decode.RopeTables:
-    pairing = decode.ADJACENT if turn.adjacent else decode.HALVES
+def _rotation(turn: Turn, where: Positions) -> head_vectors.RopeTables:
+    pairing = head_vectors.ADJACENT if turn.adjacent else head_vectors.HALVES
     sides = [tables.tables(where, torch.float32) for tables in (turn.tables, turn.key_tables) if tables is not None]
     cos, sin = (torch.cat([table[0, 0] for table in tables], -1).contiguous() for tables in zip(*sides, strict=True))
-    return decode.RopeTables(cos, sin, turn.turned, pairing, keys_apart=turn.key_tables is not None)
+    return head_vectors.RopeTables(cos, sin, turn.turned, pairing, keys_apart=turn.key_tables is not None)
 
 
 def _side_by_side(rows: Sequence[Layout]) -> RowPlaces:

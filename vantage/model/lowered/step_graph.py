@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, decode, gate_sums, latent, packed, packed_product, product
+from vantage.kernels.gpu import choose, decode, gate_sums, head_vectors, latent, packed, packed_product, product
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
@@ -78,7 +78,7 @@ class StepGraph:
         model: Any,
         program: GpuProgram,
         shape: GraphShape,
-        rotations: dict[int, decode.RopeTables],
+        rotations: dict[int, head_vectors.RopeTables],
         modules: ModuleStep | None = None,
         queries: QueryBiases | None = None,
     ):
