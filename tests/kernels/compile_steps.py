@@ -65,7 +65,7 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
     for name in names:
         if name in constants:
             kinds[name] = "constexpr"
-        elif name == "tokens" and "splits" in names:  # how many
+        elif name == "tokens" and "table_width" in names:  # how many
             kinds[name] = "i32"
         elif name in POINTERS:
             kinds[name] = "*" + POINTERS[name].replace("T", dtype)

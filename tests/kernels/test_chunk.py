@@ -65,7 +65,7 @@ def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, bloc
 
     k, v, qkv = k.to(DEVICE), v.to(DEVICE), qkv.to(DEVICE)
     held_, count, pos, gone = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (held, new, held, 0))
-    at = ChunkPlace(held_, count, pos, gone, table.to(DEVICE, torch.int32), block)
+    at = ChunkPlace(held_, count, pos, gone, table.to(DEVICE, torch.int32)[None], block)
     tile = ChunkTile(16, 16, 4, 1, splits)
     work = ChunkWorkspace.make([(bucket, tile)], H, E, torch.device(DEVICE))
     out = torch.full((bucket, H * E), torch.nan, device=DEVICE)

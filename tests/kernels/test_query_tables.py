@@ -165,8 +165,8 @@ def test_a_chunk_whose_tokens_have_tables_of_their_own(case):
     attend_chunk(
         qkv.to(DEVICE), torch.empty(16, H * D, device=DEVICE), out,
         torch.tensor([store_numbers([k, v])], device=DEVICE), 0,
-        ChunkPlace(*numbers, table.to(DEVICE, torch.int32), block), work, heads=H, kv_heads=G, key_dim=D, value_dim=E,
-        scale=SCALE, tile=tile, least=16, **extras(options, tables),
+        ChunkPlace(*numbers, table.to(DEVICE, torch.int32)[None], block), work, heads=H, kv_heads=G, key_dim=D,
+        value_dim=E, scale=SCALE, tile=tile, least=16, **extras(options, tables),
     )  # fmt: skip
     for i in range(new):
         seen = slice(0, held + i + 1)

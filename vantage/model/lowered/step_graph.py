@@ -59,6 +59,7 @@ class GraphShape(NamedTuple):
     length: int | None
     int8: bool = False  # how keys and values are kept
     stores: tuple[tuple[int, int], ...] = ()  # which buffers, where the modules themselves run
+    tokens: int = 1  # of each row
 
 
 class RowPlaces(NamedTuple):
