@@ -42,7 +42,7 @@ CAPABILITIES = (80, 89, 90, 100, 120)
 POINTERS = {
     "x": "T", "w": "T", "bias": "T", "gain": "T", "out": "T", "qkv": "T", "stores": "i64", "held": "i32", "pos": "i32",
     "gone": "i32", "table": "i32", "cos": "fp32", "sin": "fp32", "q_gain": "T", "k_gain": "T", "bias_one": "fp32",
-    "bias_two": "fp32", "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32",
+    "bias_two": "fp32", "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32", "begun": "i32",
     "logits": "fp32", "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64", "weights": "i64",
     "top_k": "i32", "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32", "out_logprobs": "fp32",
     "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
@@ -108,6 +108,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "STAGES": 3,
         "RECENT": 256,
         "ROUNDED": 64,
+        "TICKETS": True,
     }
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)

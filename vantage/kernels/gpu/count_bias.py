@@ -31,6 +31,7 @@ class CountBias(DeviceBias):
 
     vectors: Tensor | None = None
     recent: int = RECENT  # a power of two
+    tickets: bool = True
 
     @staticmethod
     def make(vectors: Tensor, rows: int, splits: int, heads: int, recent: int = RECENT) -> CountBias:
@@ -42,6 +43,13 @@ class CountBias(DeviceBias):
     def sharing(self, vectors: Tensor) -> CountBias:
         """The same room for another layer's vectors."""
         return replace(self, vectors=vectors)
+
+
+@triton.jit
+def begun_as(begun, SPLITS: tl.constexpr):
+    """As which of its row's heads the program has begun, from 0 on: all SPLITS of a pass come here, so that the number
+    of all passes needs no reset, and may run over (SPLITS is a power of two)."""
+    return tl.atomic_add(begun, 1, sem="relaxed") & (SPLITS - 1)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from torch import Tensor
 from vantage.kernels.gpu.count_bias import (
     CountBias,
     ask_recent,
+    begun_as,
     count_table,
     counted,
     counted_before,
@@ -68,6 +69,7 @@ class Workspace:
     highest: Tensor  # (B, splits, H)
     totals: Tensor  # (B, splits, H)
     arrived: Tensor  # (B, G) int32, 0 between passes
+    begun: Tensor  # (B, G) int32: programs of counted keys, over all passes
 
     @staticmethod
     def make(rows: int, splits: int, heads: int, kv_heads: int, width: int, device: torch.device) -> Workspace:
@@ -76,7 +78,7 @@ class Workspace:
             torch.empty((*sizes, width), device=device),
             torch.empty(sizes, device=device),
             torch.empty(sizes, device=device),
-            torch.zeros((rows, kv_heads), dtype=torch.int32, device=device),
+            *torch.zeros((2, rows, kv_heads), dtype=torch.int32, device=device),
         )
 
 
@@ -167,7 +169,7 @@ def _with_new(
 @triton.jit
 def attend(
     qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, bias_one, bias_two, sinks, sums, highest,
-    totals, arrived, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
+    totals, arrived, begun, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
     turned, bias_width, values, value_width, vectors,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, KEYS: tl.constexpr,
@@ -175,9 +177,11 @@ def attend(
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
     BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr, RECENT: tl.constexpr,
-    ROUNDED: tl.constexpr,
+    ROUNDED: tl.constexpr, TICKETS: tl.constexpr,
 ):  # fmt: skip
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if BIAS == COUNTS and TICKETS:
+        split = begun_as(begun + b * G + g, SPLITS)
     GROUP: tl.constexpr = H // G
     n = tl.load(held + b)
     place = tl.load(pos + b).to(tl.int64) * (turned * (1 + TURN // 4))
@@ -187,7 +191,7 @@ def attend(
     first, share, active = shares_of(n, window, WINDOW, SPLITS, ROUNDED, LEAST)
     if n < 0 or split >= active:
         return
-    if BIAS == COUNTS:  # shares of later keys are begun first, since others may wait for what they count
+    if BIAS == COUNTS:  # who begins first takes the newest keys: others may wait for what it counts
         split = active - 1 - split
     start = first + split * share
     end = tl.minimum(start + share, n)
@@ -382,7 +386,7 @@ def decode(
     kernel[(B, kv_heads, splits)](
         qkv, out, stores, rows.held, rows.pos, rows.gone, rows.table,
         *(nothing if t is None else t for t in optional), work.sums, work.highest, work.totals, work.arrived,
-        layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
+        work.begun, layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
         q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned, 0 if bias is None else bias.width,
         nothing if values is None else values.table, 0 if values is None else values.width,
         bias.vectors if isinstance(bias, CountBias) else nothing,
@@ -395,5 +399,6 @@ def decode(
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,
         DEPENDENT=dependent, VALUES=values is not None, RECENT=bias.recent if isinstance(bias, CountBias) else 0,
+        TICKETS=bias.tickets if isinstance(bias, CountBias) else False,
         num_warps=warps, **extra,
     )  # fmt: skip
