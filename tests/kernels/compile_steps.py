@@ -42,16 +42,15 @@ CAPABILITIES = (80, 89, 90, 100, 120)
 POINTERS = {
     "x": "T", "w": "T", "bias": "T", "gain": "T", "out": "T", "qkv": "T", "stores": "i64", "held": "i32", "pos": "i32",
     "gone": "i32", "table": "i32", "cos": "fp32", "sin": "fp32", "q_gain": "T", "k_gain": "T", "bias_one": "fp32",
-    "bias_two": "fp32", "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32", "begun": "i32",
-    "logits": "fp32", "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64", "weights": "i64",
-    "top_k": "i32", "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32", "out_logprobs": "fp32",
-    "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
-    "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
-    "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
-    "queries": "T", "count": "i32", "vectors": "T", "shifts": "fp32", "tables": "fp32", "values": "fp32",
-    "gates": "fp32",
-    "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T", "k": "T", "q_out": "T", "k_out": "T", "grad": "T",
-    "targets": "i64", "losses": "fp32", "grads": "T",
+    "bias_two": "fp32", "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32",
+    "begun": "i32", "logits": "fp32", "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64",
+    "weights": "i64", "top_k": "i32", "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32",
+    "out_logprobs": "fp32", "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64",
+    "prefixes": "i64", "here": "i64", "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64",
+    "kept": "i32", "ties": "i32", "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32",
+    "words": "i32", "halves": "fp16", "queries": "T", "count": "i32", "vectors": "T", "shifts": "fp32",
+    "tables": "fp32", "values": "fp32", "gates": "fp32", "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T",
+    "k": "T", "q_out": "T", "k_out": "T", "grad": "T", "targets": "i64", "losses": "fp32", "grads": "T",
 }  # fmt: skip
 FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset", "unit"}
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}

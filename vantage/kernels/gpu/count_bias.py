@@ -2,8 +2,16 @@
 
 The count of a key takes in all later ones, of which other programs have most. But counts end at a highest one, so that
 mostly the gates of the newest keys are enough: every program sums these by itself. Only where some head has not reached
-the highest count by then, each program sums the gates of its share first and waits for the sums of later shares, whose
-programs begin before it.
+the highest count by then, each program sums the gates of its share first and waits for the sums of later shares.
+
+No program waits in vain, in whatever order the device starts them:
+- Shares are given out as programs begin, the newest keys first (``begun_as``), so that one waits only for programs that
+  are running, and each of these tells its sum before it waits itself.
+- Nothing keeps them from running on. A kernel that is launched ahead gets places only when all programs of this one
+  have theirs, and kernels before it end by themselves.
+- A sum is its own sign: one number, exchanged atomically and read anew each time, so that no other write has to be
+  ordered with it. The last program of a row's heads puts NOT_SUMMED back when all have read it, and the next layer
+  reads the room after this kernel's end.
 """
 
 from __future__ import annotations
