@@ -106,8 +106,6 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "LEAST": 128,
         "STAGES": 3,
         "RECENT": 256,
-        "ROUNDED": 64,
-        "TICKETS": True,
     }
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)

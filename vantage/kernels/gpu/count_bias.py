@@ -39,7 +39,6 @@ class CountBias(DeviceBias):
 
     vectors: Tensor | None = None
     recent: int = RECENT  # a power of two
-    tickets: bool = True
 
     @staticmethod
     def make(vectors: Tensor, rows: int, splits: int, heads: int, recent: int = RECENT) -> CountBias:

@@ -177,10 +177,9 @@ def attend(
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
     BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr, RECENT: tl.constexpr,
-    ROUNDED: tl.constexpr, TICKETS: tl.constexpr,
 ):  # fmt: skip
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if BIAS == COUNTS and TICKETS:
+    if BIAS == COUNTS:
         split = begun_as(begun + b * G + g, SPLITS)
     GROUP: tl.constexpr = H // G
     n = tl.load(held + b)
@@ -188,7 +187,7 @@ def attend(
     key_place = place + turned * (TURN // 4)
     k_base, v_base, k_scales, v_scales = kept_at(stores + layer * 8, b, g, D, E, TYPE, INT8)
     blocks = blocks_of(table, gone, b, table_width, PAGED)
-    first, share, active = shares_of(n, window, WINDOW, SPLITS, ROUNDED, LEAST)
+    first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
     if BIAS == COUNTS:  # who begins first takes the newest keys: others may wait for what it counts
@@ -364,7 +363,6 @@ def decode(
     keys: int = 128,
     least: int = 128,
     warps: int = 4,
-    rounded: int = 0,
     int8: bool = False,
     dependent: bool = False,
     values: DeviceValues | None = None,
@@ -392,11 +390,10 @@ def decode(
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
         AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
-        ROUNDED=rounded or keys, PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.turn,
+        PAGED=rows.block > 0, TURN=NO_TURN if rotation is None else rotation.turn,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,
         DEPENDENT=dependent, VALUES=values is not None, RECENT=bias.recent if isinstance(bias, CountBias) else 0,
-        TICKETS=bias.tickets if isinstance(bias, CountBias) else False,
         num_warps=warps, **extra,
     )  # fmt: skip
