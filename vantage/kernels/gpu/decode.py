@@ -240,11 +240,11 @@ def attend(
     new_count = tl.zeros((GROUP_TILE,), tl.float32)
     carry = new_count
     if BIAS == COUNTS:
-        new_k, new_codes, new_k_scale = new_key(
+        own_k, _, _ = new_key(
             qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D, K_NORM,
             K_GAIN, TURN % 4, TYPE, INT8,
         )  # fmt: skip
-        new_count = tl.sigmoid(tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1) * scale)
+        new_count = tl.sigmoid(tl.sum(q.to(tl.float32) * own_k.to(tl.float32)[None, :], 1) * scale)
         carry = counted_before(
             new_count, q, first, start, end, n, share, split, active, k_base, k_scales, blocks, block, d, scale,
             bias_two + b.to(tl.int64) * (SPLITS * H), h, mine, bias_width, H, D, SPLITS, KEYS, STAGES, RECENT, PAGED,
@@ -264,11 +264,10 @@ def attend(
         new_slot = n.to(tl.int64)
         if PAGED:
             new_slot = tl.load(blocks + n // block).to(tl.int64) * block + n % block
-        if BIAS != COUNTS:
-            new_k, new_codes, new_k_scale = new_key(
-                qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D,
-                K_NORM, K_GAIN, TURN % 4, TYPE, INT8,
-            )  # fmt: skip
+        new_k, new_codes, new_k_scale = new_key(
+            qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D, K_NORM,
+            K_GAIN, TURN % 4, TYPE, INT8,
+        )  # fmt: skip
         new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
         new_v = keep_new(new_k, new_codes, new_k_scale, new_v, new_slot, k_base, v_base, k_scales, v_scales, d, e,
                          D, E, TYPE, INT8)  # fmt: skip
