@@ -4,7 +4,8 @@ A LLaMA shape of 1B with random weights in bfloat16, one row with 512 and with 8
 weights, an encoding's own included, and what is kept of each token, at the bandwidth that a plain copy reaches in the
 same run; where an encoding has a vector for every distance (Transformer-XL), these, and not the weights that they were
 made of. Asked for is RoPE's share at 512 held in the same run, less 10 points (floor) or 5 (goal). ``--rows``: also so
-many rows at once, with 512 held, beside the same steps module by module.
+many rows at once, with 512 held, and four tokens of each in one pass with up to 2,048 held, beside the same module by
+module.
 """
 
 from __future__ import annotations
@@ -19,22 +20,27 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import vantage as vt
 from bench.accelerator_generation import HEADS, KV_HEADS, RESULTS, SHAPES, VOCAB, bandwidth, tensors_of
 from bench.accelerator_serving import Row
+from vantage.cache import ModelCache
 from vantage.model import Model
 from vantage.model.lowered.choice import step_choice
 from vantage.model.lowered.gpu_program import lower_for_gpu
+from vantage.model.lowered.gpu_steps import CHUNK_GRAPH, GpuSteps
 from vantage.spec.forms import QueryDistances
 from vantage.spec.native import CannotLower
+from vantage.spec.positions import Positions
 from vantage.spec.sampling import RowChoice
 
 GREEDY = RowChoice(0.0, 0, 1.0, 0.0, ())
 STEPS, ROUNDS = 32, 5
 HELD = (512, 8192)
+DRAFT, DRAFT_HELD = 4, 2048  # tokens of each row in one pass, and what the longest row holds
 CHUNK = 2048  # tokens of a prompt at a time
 MAX_LENGTH = 16_384  # of a learned table
 GROUPED = {"heads": HEADS, "kv_heads": KV_HEADS}
@@ -145,6 +151,31 @@ def module_rate(model: Model, rows: int, held: int) -> float:
     return rows * (STEPS // 2) / (time.perf_counter() - begun)
 
 
+def draft_times(model: Model, rows: int) -> tuple[float, float]:
+    """Milliseconds of a pass over a draft of every row, which is taken back: as a graph, and module by module."""
+    cache = ModelCache.join(prompted(model, rows, DRAFT_HELD, DRAFT))
+    held = [DRAFT_HELD - 37 * i for i in range(rows)]
+    cache.crop(held)
+    tokens, paths = torch.randint(VOCAB, (rows, DRAFT), device="cuda"), cache.layers[0].store.paths
+
+    def milliseconds(count: int) -> float:
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(count):
+            model(tokens, positions=Positions.onward(torch.tensor(held), DRAFT), cache=cache)
+            cache.crop(held)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begun) * 1000 / count
+
+    before = paths.get(CHUNK_GRAPH, 0)
+    milliseconds(3)
+    assert paths.get(CHUNK_GRAPH, 0) > before, "this pass is no graph"
+    graph = statistics.median(milliseconds(STEPS // 2) for _ in range(ROUNDS))
+    with patch.object(GpuSteps, "hidden", return_value=None):
+        milliseconds(3)
+        return graph, statistics.median(milliseconds(STEPS // 2) for _ in range(ROUNDS))
+
+
 def measured(name: str, speed: float, rope_share: float | None, batch: int) -> Iterator[Row]:
     model = model_with(name)
     way = step_choice(model, "cuda").name
@@ -158,6 +189,10 @@ def measured(name: str, speed: float, rope_share: float | None, batch: int) -> I
         before, (rate, _) = module_rate(model, batch, HELD[0]), graph_rate(model, batch, HELD[0])
         note = f"module by module {before:,.0f}"
         yield Row(f"1B, {name}, {batch} rows, {HELD[0]} held", rate, "tokens/s", note=note)
+    if batch and way == "lowered" and lower_for_gpu(model).takes_chunks:
+        graph, modules = draft_times(model, batch)
+        note = f"module by module {modules:.1f}; up to {DRAFT_HELD:,} held"
+        yield Row(f"1B, {name}, {DRAFT} tokens of {batch} rows", graph, "ms", note=note)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -107,7 +107,7 @@ def held_keys(lengths: list[int], speed: float, splits: int | None = None) -> fl
 
 def held_latents(lengths: list[int], speed: float) -> float:
     """The same of latents, with the products that carry queries to them and values back."""
-    from vantage.kernels.gpu import decode, latent
+    from vantage.kernels.gpu import decode, head_vectors, latent
 
     rows, device, sizes = len(lengths), torch.device("cuda"), LATENT
     state, places = rows_in_blocks(lengths, device)
@@ -123,7 +123,7 @@ def held_latents(lengths: list[int], speed: float) -> float:
     q, kv = normal(rows, sizes.heads * (sizes.nope + sizes.rope)), normal(rows, sizes.rank + sizes.rope)
     k_up, v_up = normal(sizes.heads, sizes.nope, sizes.rank), normal(sizes.heads, sizes.values, sizes.rank)
     out = torch.empty(rows, sizes.heads * sizes.values, dtype=torch.bfloat16, device=device)
-    norm = decode.HeadNorm(None, 1e-6, 0.0)
+    norm = head_vectors.HeadNorm(None, 1e-6, 0.0)
 
     def attend() -> None:
         latent.decode_latent(q, kv, out, k_up, v_up, stores, 0, state, work, sizes=sizes, norm=norm, scale=0.1)

@@ -18,9 +18,9 @@ from tests.kernels.compile_targets import SHARED
 from vantage.kernels.gpu import (
     choose,
     chunk,
-    count_gates,
     decode,
     gate_sums,
+    head_vectors,
     latent,
     packed,
     packed_product,
@@ -43,15 +43,14 @@ POINTERS = {
     "x": "T", "w": "T", "bias": "T", "gain": "T", "out": "T", "qkv": "T", "stores": "i64", "held": "i32", "pos": "i32",
     "gone": "i32", "table": "i32", "cos": "fp32", "sin": "fp32", "q_gain": "T", "k_gain": "T", "bias_one": "fp32",
     "bias_two": "fp32", "sinks": "T", "sums": "fp32", "highest": "fp32", "totals": "fp32", "arrived": "i32",
-    "logits": "fp32", "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64", "weights": "i64",
-    "top_k": "i32", "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32", "out_logprobs": "fp32",
-    "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64", "prefixes": "i64", "here": "i64",
-    "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64", "kept": "i32", "ties": "i32",
-    "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32", "words": "i32", "halves": "fp16",
-    "queries": "T", "count": "i32", "vectors": "T", "shifts": "fp32", "tables": "fp32", "values": "fp32",
-    "gates": "fp32",
-    "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T", "k": "T", "q_out": "T", "k_out": "T", "grad": "T",
-    "targets": "i64", "losses": "fp32", "grads": "T",
+    "begun": "i32", "logits": "fp32", "best": "fp32", "at": "i32", "total": "fp32", "settings": "fp64",
+    "weights": "i64", "top_k": "i32", "uniforms": "fp64", "tokens": "i32", "taken": "i32", "out_tokens": "i32",
+    "out_logprobs": "fp32", "out_status": "i32", "masses": "i64", "floor_masses": "i64", "floor_keys": "i64",
+    "prefixes": "i64", "here": "i64", "above": "i64", "masses_above": "i64", "goals": "fp64", "fronts": "i64",
+    "kept": "i32", "ties": "i32", "masses_of_fronts": "i64", "numbers": "i64", "scales": "fp32", "squares": "fp32",
+    "words": "i32", "halves": "fp16", "queries": "T", "count": "i32", "vectors": "T", "shifts": "fp32",
+    "tables": "fp32", "values": "fp32", "gates": "fp32", "factors": "i8", "ids": "i64", "partial": "fp32", "q": "T",
+    "k": "T", "q_out": "T", "k_out": "T", "grad": "T", "targets": "i64", "losses": "fp32", "grads": "T",
 }  # fmt: skip
 FLOATS = {"eps", "offset", "factor", "scale", "cap", "q_eps", "q_offset", "k_eps", "k_offset", "unit"}
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
@@ -65,7 +64,7 @@ def compile_one(kernel: Any, constants: dict[str, Any], dtype: str, capability: 
     for name in names:
         if name in constants:
             kinds[name] = "constexpr"
-        elif name == "tokens" and "splits" in names:  # how many
+        elif name == "tokens" and "table_width" in names:  # how many
             kinds[name] = "i32"
         elif name in POINTERS:
             kinds[name] = "*" + POINTERS[name].replace("T", dtype)
@@ -106,6 +105,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "KEYS": 64,
         "LEAST": 128,
         "STAGES": 3,
+        "RECENT": 256,
     }
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
@@ -123,12 +123,11 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (decode.attend, heads | plain | how | {"PAGED": False, "TURN": 1} | biases[0]),
         *((decode.attend, heads | full | how | {"PAGED": True, "TURN": 2} | bias) for bias in (*biases, *of_queries)),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
-        (decode.attend, heads | plain | how | {"PAGED": True, "TURN": decode.KEYS_APART + 2} | biases[0]),
+        (decode.attend, heads | plain | how | {"PAGED": True, "TURN": head_vectors.KEYS_APART + 2} | biases[0]),
         *((decode.attend, heads | norms | how | {"PAGED": True, "TURN": 0} | gated) for norms in (plain, full)),
         *((gate_sums.keep, {"H": 8, "GROUP": 4, "TILE": gate_sums.SUMMED, "BLOCK": block}) for block in (0, 16)),
         *chunks_of_a_prompt(how, [*biases, of_queries[0], gated]),
         *tables_of_queries(how),
-        *sums_of_gates(how, heads, plain, full),
         *latents(how, biases),
         (choose.scan, {"CHUNK": 1024}),
         (choose.weigh, chunks),
@@ -202,14 +201,6 @@ def tables_of_queries(how: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
     sizes = {"H": 8, "D": 64, "D_TILE": 64, "QUERIES": 16, "SOME": 64, "SHARES": 8}
     kinds = [{"COMMON": common, "BOUNDED": common, "OFFSET": not common} for common in (False, True)]
     return [(query_table.by_distance, sizes | how | kind) for kind in kinds]
-
-
-def sums_of_gates(how: dict[str, Any], *numbers: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
-    heads, plain, full = (
-        {name: x for name, x in some.items() if name in count_gates.sum_gates.arg_names} for some in numbers
-    )
-    kinds = [plain | {"PAGED": False, "INT8": False}, full | {"PAGED": True, "INT8": True}]
-    return [(count_gates.sum_gates, heads | how | {"SOME": 64} | kind) for kind in kinds]
 
 
 def latents(how: dict[str, Any], biases: list[dict[str, int]]) -> list[tuple[Any, dict[str, Any]]]:

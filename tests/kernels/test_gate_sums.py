@@ -112,7 +112,7 @@ def test_a_chunk_sums_up_its_gates(held, new, splits, paged, window, monkeypatch
     stores, stream = cache.numbers()
     at = chunk.ChunkPlace(
         *(torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (held, new, held, 0)),
-        cache.table[0].to(DEVICE, torch.int32),
+        cache.table[:1].to(DEVICE, torch.int32),
         BLOCK if paged else 0,
     )
     tile = chunk.ChunkTile(16, 16, 4, 1, splits)
@@ -138,8 +138,8 @@ def test_a_gate_that_is_nearly_open_keeps_its_digits():
     gates = torch.tensor([[20.0, 10.0, 4.0, 0.0, -10.0, -90.0]], device=DEVICE)
     sums = torch.zeros(G, 2, H // G, device=DEVICE)
     one, two = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (0, 1))
-    at = chunk.ChunkPlace(one, two, one, one, one, 0)
+    at = chunk.ChunkPlace(one, two, one, one, one[None], 0)
     stream = torch.tensor(gate_sums.stream_numbers(sums), device=DEVICE)
-    gate_sums.keep_chunk(gate_sums.gate_bias(gates, stream), at, H, G)
+    gate_sums.keep_chunk(gate_sums.gate_bias(gates, stream), at, 1, H, G)
     want = torch.nn.functional.logsigmoid(gates.double())[0]
     torch.testing.assert_close(sums[:, 0].flatten().double(), want, rtol=1e-6, atol=0.0)

@@ -165,8 +165,8 @@ def test_a_chunk_whose_tokens_have_tables_of_their_own(case):
     attend_chunk(
         qkv.to(DEVICE), torch.empty(16, H * D, device=DEVICE), out,
         torch.tensor([store_numbers([k, v])], device=DEVICE), 0,
-        ChunkPlace(*numbers, table.to(DEVICE, torch.int32), block), work, heads=H, kv_heads=G, key_dim=D, value_dim=E,
-        scale=SCALE, tile=tile, least=16, **extras(options, tables),
+        ChunkPlace(*numbers, table.to(DEVICE, torch.int32)[None], block), work, heads=H, kv_heads=G, key_dim=D,
+        value_dim=E, scale=SCALE, tile=tile, least=16, **extras(options, tables),
     )  # fmt: skip
     for i in range(new):
         seen = slice(0, held + i + 1)
@@ -194,10 +194,13 @@ def counted(q: Tensor, raw: Tensor, k: Tensor, vectors: Tensor) -> Tensor:
     return torch.lerp(by_count.gather(1, below), by_count.gather(1, above), counts - below)
 
 
+@pytest.mark.parametrize("recent", [16, 64, 256])
 @pytest.mark.parametrize("case", COUNTED)
-def test_a_new_token_that_counts_keys(case):
-    """Counts that end in the newest share and in the oldest, or never; rows of one share, and of no keys."""
-    from vantage.kernels.gpu import count_bias, count_gates, decode
+def test_a_new_token_that_counts_keys(case, recent):
+    """Counts that end in the newest share and in the oldest, or never; rows of one share, and of no keys. The newest
+    keys are less than a share, end within one, or are all there are: where they are not enough, programs tell each
+    other what they counted, and leave the room for it as it was."""
+    from vantage.kernels.gpu import count_bias, decode, head_vectors
 
     options, held, block, splits = COUNTED[case], (135, 20, 0), 16, 4
     int8, normed = options.get("int8", False), options.get("normed", False)
@@ -207,19 +210,19 @@ def test_a_new_token_that_counts_keys(case):
     k, v, stored = kept(k, v, int8)
     qkv, vectors = normal(draw, rows, H * D + G * (D + E)), normal(draw, options.get("counts", 48), D)
     gain = normal(draw, D)
-    norm = decode.HeadNorm(gain.to(DEVICE), 1e-6, 0.0) if normed else None
+    norm = head_vectors.HeadNorm(gain.to(DEVICE), 1e-6, 0.0) if normed else None
     lengths = torch.tensor(held, dtype=torch.int32, device=DEVICE)
     state = decode.RowState(lengths, lengths.clone(), torch.zeros_like(lengths), table.to(DEVICE), block)
     work = decode.Workspace.make(rows, splits, H, G, E, torch.device(DEVICE))
-    empty = [torch.full(shape, torch.nan, device=DEVICE) for shape in ((rows, H, len(vectors)), (rows, splits + 1, H))]
-    bias = count_bias.CountBias.over(vectors.to(DEVICE), *empty)
+    bias = count_bias.CountBias.make(vectors.to(DEVICE), rows, splits, H, recent)
+    bias.one.fill_(torch.nan)
     extra = {name: options[name] for name in ("softcap",) if name in options}
     extra |= {"sinks": options["sinks"].to(DEVICE)} if "sinks" in options else {}
     stores, out = torch.tensor([decode.store_numbers(stored)], device=DEVICE), torch.empty(rows, H * E, device=DEVICE)
     common = {"heads": H, "kv_heads": G, "key_dim": D, "scale": SCALE, "window": options.get("window", 0)}
     common |= {"q_norm": norm, "k_norm": norm, "keys": 32, "least": 16, "int8": int8}
-    count_gates.prepare_counts(qkv.to(DEVICE), stores, 0, state, bias, **common)
     decode.decode(qkv.to(DEVICE), out, stores, 0, state, work, value_dim=E, bias=bias, **common, **extra)
+    assert bool((bias.two == count_bias.NOT_SUMMED.value).all())
 
     def prepared(x: Tensor) -> Tensor:
         return x * torch.rsqrt((x**2).mean(-1, keepdim=True) + 1e-6) * gain if normed else x
@@ -232,3 +235,39 @@ def test_a_new_token_that_counts_keys(case):
         by_distance = counted(q, raw, keys, vectors).flip(1)
         want = attended(q, keys, values, by_distance, options)
         assert error(out[b].view(H, E), want) < (5e-2 if int8 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("counts", [40, 300], ids=["the newest keys are enough", "sums of all shares are needed"])
+def test_shares_that_wait_for_each_other(counts, dtype):
+    """Many programs at once, several times: one that waited in vain would never end, and one that did not wait would
+    count too little."""
+    from vantage.kernels.gpu import count_bias, decode
+
+    width, heads, kv_heads, held, splits = 64, 8, 2, 1500, 8
+    draw = torch.Generator().manual_seed(counts)
+    qkv = normal(draw, 1, (heads + 2 * kv_heads) * width, dtype=dtype)
+    k, v = (normal(draw, 1, kv_heads, held + 1, width, dtype=dtype) for _ in range(2))
+    vectors = (0.1 * normal(draw, counts, width)).to(dtype)
+    n = torch.tensor([held], dtype=torch.int32, device=DEVICE)
+    state = decode.RowState(n, n.clone(), torch.zeros_like(n), torch.zeros((1, 1), dtype=torch.int32, device=DEVICE), 0)
+    work = decode.Workspace.make(1, splits, heads, kv_heads, width, torch.device(DEVICE))
+    bias = count_bias.CountBias.make(vectors.to(DEVICE), 1, splits, heads)
+    stored = [k.to(DEVICE), v.to(DEVICE)]
+    stores, scale = torch.tensor([decode.store_numbers(stored)], device=DEVICE), width**-0.5
+    outs = [torch.empty(1, heads * width, dtype=dtype, device=DEVICE) for _ in range(1 if DEVICE == "cpu" else 20)]
+    for out in outs:
+        decode.decode(qkv.to(DEVICE), out, stores, 0, state, work, heads=heads, kv_heads=kv_heads, key_dim=width,
+                      value_dim=width, scale=scale, bias=bias)  # fmt: skip
+    q, new_k, new_v = (x.view(-1, width).double() for x in qkv[0].split((heads * width, *[kv_heads * width] * 2)))
+    keys, values = (torch.cat((x[0, :, :-1].double(), new[:, None]), 1) for x, new in ((k, new_k), (v, new_v)))
+    keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (keys, values))
+    scores = (keys @ q[:, :, None])[..., 0] * scale
+    places = scores.sigmoid().flip(1).cumsum(1).flip(1).clamp_max(counts - 1)
+    table, below = q @ vectors.double().T, places.floor().long()
+    rise = table.gather(1, (below + 1).clamp_max(counts - 1)) - table.gather(1, below)
+    weights = (scores + table.gather(1, below) + rise * (places - below)).softmax(1)
+    want = (weights[:, :, None] * values).sum(1)
+    for out in outs:
+        assert error(out.view(heads, width), want) < (1e-4 if dtype is torch.float32 else LIMIT[dtype])  # long sums
+        assert torch.equal(out, outs[0])

@@ -80,7 +80,7 @@ ATTENTION = [
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
 def test_attention_of_a_new_token(case, paged, dtype, monkeypatch):
     """Rows of unequal length; unused memory is poisoned; the new key and value stand in the cache afterwards."""
-    from vantage.kernels.gpu import decode, score_bias
+    from vantage.kernels.gpu import decode, head_vectors, score_bias
 
     H, G, D, n, window, softcap, form, pairing, normed = case
     torch.manual_seed(n)
@@ -106,7 +106,7 @@ def test_attention_of_a_new_token(case, paged, dtype, monkeypatch):
     lengths = torch.tensor(held, dtype=torch.int32, device=DEVICE)
     rows = decode.RowState(lengths, lengths.clone(), torch.zeros_like(lengths), table, block if paged else 0)
     work = decode.Workspace.make(2, splits, H, G, D, torch.device(DEVICE))
-    apart, pairing = divmod(pairing, decode.KEYS_APART)
+    apart, pairing = divmod(pairing, head_vectors.KEYS_APART)
     turned = D // 2 if pairing == 2 else D
     angle = torch.arange(n + 1).double()[:, None] * 10000.0 ** (-torch.arange(0, turned, 2).double() / turned)
     cos, sin = angle.cos(), angle.sin()
@@ -124,12 +124,12 @@ def test_attention_of_a_new_token(case, paged, dtype, monkeypatch):
     on_device = None if bias is None else score_bias.device_bias(bias, torch.device(DEVICE))
     sinks = normal(H, dtype=dtype) if window else None
     out = torch.empty(2, H * D, device=DEVICE, dtype=dtype)
-    head_norm = decode.HeadNorm(gain, 1e-6, 0.0) if normed else None
+    head_norm = head_vectors.HeadNorm(gain, 1e-6, 0.0) if normed else None
     stores = torch.tensor([decode.store_numbers([k, v])], device=DEVICE)
     decode.decode(
         qkv, out, stores, 0, rows, work, heads=H, kv_heads=G, key_dim=D, value_dim=D, scale=D**-0.5, softcap=softcap,
         window=window, bias=on_device, sinks=sinks, q_norm=head_norm, k_norm=head_norm, keys=32, least=32,
-        rotation=decode.RopeTables(cos, sin, turned, pairing, bool(apart)) if pairing else None,
+        rotation=head_vectors.RopeTables(cos, sin, turned, pairing, bool(apart)) if pairing else None,
     )  # fmt: skip
 
     def prepared(x: Tensor, m: int, side: int) -> Tensor:

@@ -127,6 +127,41 @@ def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind
     torch.testing.assert_close(logits[0, -1], last_logits(model, [*tokens, 5]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["paged", "contiguous", "static"])
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@torch.inference_mode()
+def test_several_tokens_of_several_rows(options, kind, monkeypatch):
+    """Drafts of rows of unequal length, in a bucket of more rows and tokens; then a pass of several pieces, and what is
+    taken back of a draft."""
+    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (4, 8, 16))
+    model = built(**options)
+    steps = steps_of(model)
+    texts = [[(7 * i + 3 * row) % 61 for i in range(40)] for row in range(3)]
+    want = model.hidden(torch.tensor(texts, device=DEVICE))
+    cache = model.new_cache(3, kind=kind, capacity=64, **({"block": 4} if kind == "paged" else {}))
+    held = [3, 3, 3] if kind == "contiguous" else [6, 1, 3]  # there, rows are one plain run or a matter of tables
+    prompts = Positions.rows(held, width=max(held)).to(DEVICE)
+    model.hidden(torch.tensor([text[: max(held)] for text in texts], device=DEVICE), positions=prompts, cache=cache)
+    before = cache.layers[0].store.paths.get("graph of a chunk", 0)  # rows of one length may be a chunk already
+    for n, kept in ((3, 2), (4, 4), (9, 9)):  # in buckets of 4 rows: 4 tokens; 4; 4, 4 and 2
+        pos = Positions.onward(torch.tensor(held), n).to(DEVICE)
+        cache.begin(pos)
+        tokens = torch.tensor([text[at : at + n] for text, at in zip(texts, held, strict=True)], device=DEVICE)
+        got = steps.hidden(model.embed(tokens, pos, None), pos, cache)
+        cache.commit()
+        for row, at in enumerate(held):
+            torch.testing.assert_close(got[row], want[row, at : at + n], rtol=1e-4, atol=1e-5)
+        held = [at + kept for at in held]
+        cache.crop(held)
+    assert cache.tokens == tuple(held)
+    assert cache.layers[0].store.paths["graph of a chunk"] == before + 3 * (3 + 4 + 9)
+    tokens = torch.tensor([[text[at]] for text, at in zip(texts, held, strict=True)], device=DEVICE)
+    pos = Positions.onward(torch.tensor(held), 1)  # from the host's numbers: some encodings must know the highest
+    hidden = model.hidden(tokens, positions=pos, cache=cache)  # what was kept is what the modules read
+    for row, at in enumerate(held):
+        torch.testing.assert_close(hidden[row, 0], want[row, at], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["rope", "xpos", "fox"])
 @torch.inference_mode()
 def test_chunks_after_a_shared_prefix(name):
@@ -171,7 +206,6 @@ def test_a_pass_that_is_no_chunk_of_one_run_is_left_to_the_modules():
     model = built(**MODELS["rope"])
     steps = steps_of(model)
     for pos, batch in [
-        (Positions.arange(2, 3), 2),  # two rows
         (Positions.arange(1, 1), 1),  # a step
         (Positions.rows([2], width=3), 1),  # padding
         (Positions.of(torch.tensor([[0, 2, 4]])), 1),  # gaps

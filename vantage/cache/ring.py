@@ -233,7 +233,7 @@ class Ring(LastTokensLedger):
         start, low, end_B = (torch.where(gone, 0, x) for x in (old.start, old.low, end_B))
         known = replace(old.known, counts=None, empty=True, same_rows=old.known.same_rows and len(set(to)) == 1)
         if on_host(self.device):
-            known = replace(tables.facts(0, self._size), first=None)
+            known = replace(tables.facts(0, self._size), first=None, runs=False)
         self._state = _Mixed(start, low, end_B, tables, known)
         if on_host(self.device) and bool(gone.all()):
             self._state = _Run()

@@ -228,7 +228,7 @@ class Selective(LastTokensLedger):
         start, low, end_B = (torch.where(gone, 0, x) for x in (old.start, old.low, end_B))
         known = replace(old.known, counts=None, empty=True, same_rows=old.known.same_rows and len(set(to)) == 1)
         if on_host(self.device):
-            known = replace(tables.facts(0, self._size), first=None)
+            known = replace(tables.facts(0, self._size), first=None, runs=False)
             if bool(gone.all()):
                 self._clear()
                 return

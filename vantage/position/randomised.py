@@ -46,7 +46,7 @@ class Randomised:
             if longest > self.high:
                 raise BadInput(f"{longest} tokens cannot have distinct positions below {self.high}: raise high")
             drawn = torch.where(places_BT, self._ascending(places_BT, pos.order), drawn)
-        known = replace(pos.known, first=None, pos=(0, self.high - 1), same_rows=False, documents=None)
+        known = replace(pos.known, first=None, pos=(0, self.high - 1), same_rows=False, documents=None, runs=False)
         return replace(pos, pos=drawn, known=known, memo={})
 
     def _ascending(self, places_BT: Tensor, order_BT: Tensor) -> Tensor:

@@ -50,12 +50,13 @@ class Known:
         None  # how many in all rows, and tokens of the longest; see ``packed_documents``
     )
     limit: int | None = None  # no pos is higher, and perhaps none is as high; where ``pos`` is not known
+    runs: bool = False  # every row runs on by one from a start of its own, in pos and order alike, no place empty
 
     @staticmethod
     def run(first: int, rows: int, width: int) -> Known:
         """The facts of rows that all run from ``first``."""
         bounds = (first, first + width - 1) if width else None
-        return Known(first, bounds, bounds, (width,) * rows, empty=False, same_rows=True)
+        return Known(first, bounds, bounds, (width,) * rows, empty=False, same_rows=True, runs=True)
 
     @staticmethod
     def read(pos_BT: Tensor, order_BT: Tensor) -> Known:
@@ -70,9 +71,9 @@ class Known:
         bounds = (int(pos_BT[filled].min().floor()), int(pos_BT[filled].max().ceil()))
         same = bool((order_BT == order_BT[:1]).all() and (pos_BT == pos_BT[:1]).all())
         empty = not bool(filled.all())
-        steps = torch.arange(low, low + order_BT.shape[1])
-        run = same and not empty and bool((order_BT[0] == steps).all() and (pos_BT[0] == steps).all())
-        return Known(low if run else None, (low, high), bounds, counts, empty, same)
+        steps = order_BT[:, :1] + torch.arange(order_BT.shape[1])
+        runs = not empty and bool((order_BT == steps).all() and (pos_BT == steps).all())
+        return Known(low if runs and same else None, (low, high), bounds, counts, empty, same, runs=runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,7 @@ class Positions:
         """Every row runs on from its own start, wherever the starts lie; no place is empty."""
         pos = starts_B[:, None] + torch.arange(width, device=starts_B.device)
         known = Known.read(pos, pos)
-        return Positions(pos, pos, known=replace(known, counts=(width,) * len(pos), empty=False))
+        return Positions(pos, pos, known=replace(known, counts=(width,) * len(pos), empty=False, runs=True))
 
     @staticmethod
     def of(
@@ -160,7 +161,8 @@ class Positions:
         if bounds is not None:
             known = replace(known, pos=bounds, order=known.order or bounds)
         if segment is not None:
-            known = replace(known, first=None, same_rows=False, documents=packed_documents(pos, order, segment))
+            documents = packed_documents(pos, order, segment)
+            known = replace(known, first=None, same_rows=False, documents=documents, runs=False)
         return Positions(pos, order, segment, known)
 
     @staticmethod
@@ -173,7 +175,7 @@ class Positions:
             raise BadInput(f"axes have shape {tuple(axes.shape)}: give (axes, batch, tokens)")
         pos = axes.amax(0)
         where = Positions.of(pos, order=Positions.from_mask(pos >= 0, starts).order, segment=segment)
-        return replace(where, axes=axes, known=replace(where.known, first=None, same_rows=False))
+        return replace(where, axes=axes, known=replace(where.known, first=None, same_rows=False, runs=False))
 
     @staticmethod
     def from_mask(mask: Tensor, starts: Tensor | None = None) -> Positions:
@@ -299,7 +301,8 @@ class Positions:
     def pick(self, columns: Tensor) -> Positions:
         """These columns, in any order."""
         segment = None if self.segment is None else self.segment[:, columns]
-        known = replace(self.known, first=None, counts=None, documents=None)  # bounds are bounds of fewer, too
+        # bounds are bounds of fewer, too
+        known = replace(self.known, first=None, counts=None, documents=None, runs=False)
         axes = None if self.axes is None else self.axes[:, :, columns]
         return Positions(self.pos[:, columns], self.order[:, columns], segment, known, self.length, axes)
 

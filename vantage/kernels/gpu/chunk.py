@@ -1,4 +1,4 @@
-"""Attention of several new tokens of one row over a cache that stays where it is: a chunk of a prompt, or a draft.
+"""Attention of several new tokens of each row over a cache that stays where it is: chunks of prompts, or drafts.
 
 First keys and values of the new tokens are turned and written to the cache, and queries turned beside them. Then a
 program takes a few tokens, with all heads that share a key, over everything that they see. How many tokens are held,
@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import NO_TURN, TYPES, HeadNorm, RopeTables, in_8_bits, rotated
+from vantage.kernels.gpu.decode import TYPES
 from vantage.kernels.gpu.gate_sums import keep_chunk, kept_sums, with_group_sums
+from vantage.kernels.gpu.head_vectors import NO_TURN, HeadNorm, RopeTables, in_8_bits, rotated
+from vantage.kernels.gpu.row_shares import blocks_of, kept_at
 from vantage.kernels.gpu.score_bias import DeviceBias, bias_row, form_constants, head_numbers, scored
 from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_band_of_values
@@ -30,14 +32,14 @@ MOST_SPLITS, LEAST = 8, 512  # programs that share what a tile sees, and the key
 
 @dataclass(frozen=True)
 class ChunkPlace:
-    """Where the new tokens stand, all on the device and int32."""
+    """Where the new tokens of each row stand, all on the device and int32."""
 
-    held: Tensor  # (1,): tokens of the row before them
-    count: Tensor  # (1,): how many are new; the others of a bucket are nothing
-    pos: Tensor  # (1,): the position of the first
-    gone: Tensor  # (1,): blocks at the front that were given back
-    table: Tensor  # (blocks,)
-    block: int  # tokens in a block; 0: the row owns its places
+    held: Tensor  # (B,): tokens of a row before them
+    count: Tensor  # (B,): how many are new; the others of a bucket are nothing
+    pos: Tensor  # (B,): the position of the first
+    gone: Tensor  # (B,): blocks at the front that were given back
+    table: Tensor  # (B, blocks)
+    block: int  # tokens in a block; 0: rows own their places
 
 
 @triton.jit
@@ -49,36 +51,26 @@ def _slots(blocks, j, mask, BLOCK: tl.constexpr):
     return slot
 
 
-@triton.jit
-def _kept(numbers, g, D: tl.constexpr, E: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr):
-    """Where the keys and values of a head are, and their scales, if they are kept in 8 bits."""
-    KEPT: tl.constexpr = tl.int8 if INT8 else TYPE
-    k_from = g * tl.load(numbers + 3)
-    v_from = g * tl.load(numbers + 5)
-    k_base = tl.multiple_of(tl.load(numbers).to(tl.pointer_type(KEPT)) + k_from, 16)
-    v_base = tl.multiple_of(tl.load(numbers + 1).to(tl.pointer_type(KEPT)) + v_from, 16)
-    k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D
-    v_scales = tl.load(numbers + 7).to(tl.pointer_type(tl.float32)) + v_from // E
-    return k_base, v_base, k_scales, v_scales
-
-
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "tokens", "table_width"])
 def place(
-    qkv, queries, stores, held, count, pos, gone, table, cos, sin, q_gain, k_gain, layer, q_eps, q_offset, k_eps,
-    k_offset, turned, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, TOKENS: tl.constexpr,
-    D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr, TURN: tl.constexpr, Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr,
+    qkv, queries, stores, held, count, pos, gone, table, cos, sin, q_gain, k_gain, layer, tokens, table_width, q_eps,
+    q_offset, k_eps, k_offset, turned, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    TOKENS: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr, TURN: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, TYPE: tl.constexpr,
+    INT8: tl.constexpr,
 ):  # fmt: skip
-    """queries (T, H · D) turned, from qkv (T, queries | keys | values); keys turned and values, into the cache."""
-    head = tl.program_id(1)
+    """queries (B · T, H · D) turned, from qkv (B · T, queries | keys | values); keys turned and values, into the cache.
+    ``tokens``: T, those of a row."""
+    head, b = tl.program_id(1), tl.program_id(2)
     i = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    new = tl.load(count)
+    new = tl.load(count + b)
     if tl.program_id(0) * TOKENS >= new:
         return
     d = tl.arange(0, D_TILE)[None, :]
     inside = (i < new)[:, None] & (d < D)
-    row = i.to(tl.int64)[:, None] * ((H + G) * D + G * E)
-    angle = (tl.load(pos) + i).to(tl.int64)[:, None] * (turned * (1 + TURN // 4))
+    token = (b * tokens + i).to(tl.int64)[:, None]
+    row = token * ((H + G) * D + G * E)
+    angle = (tl.load(pos + b) + i).to(tl.int64)[:, None] * (turned * (1 + TURN // 4))
     angle = tl.where((i < new)[:, None], angle, 0)  # the tables may end before the bucket does
     size = tl.zeros((TOKENS, 1), tl.float32)
     if head < H:
@@ -88,16 +80,14 @@ def place(
             size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
         q = rotated(qkv, at, d, inside, cos + angle, sin + angle, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
                     TURN % 4)  # fmt: skip
-        tl.store(queries + i.to(tl.int64)[:, None] * (H * D) + head * D + d, q.to(TYPE), mask=inside)
+        tl.store(queries + token * (H * D) + head * D + d, q.to(TYPE), mask=inside)
     else:
         g = head - H
         angle += turned * (TURN // 4)
         e = tl.arange(0, E_TILE)[None, :]
-        k_base, v_base, k_scales, v_scales = _kept(stores + layer * 8, g, D, E, TYPE, INT8)
-        missing = 0
-        if BLOCK:
-            missing = tl.load(gone)
-        slot = _slots(table - missing, tl.load(held) + i, i < new, BLOCK)[:, None]
+        k_base, v_base, k_scales, v_scales = kept_at(stores + layer * 8, b, g, D, E, TYPE, INT8)
+        blocks = blocks_of(table, gone, b, table_width, BLOCK > 0)
+        slot = _slots(blocks, tl.load(held + b) + i, i < new, BLOCK)[:, None]
         at = row + head * D
         if K_NORM:
             raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
@@ -192,25 +182,28 @@ def _joined(sums, highest, totals, at, e, mine, m, total, acc, active, step, E: 
     return m, total, acc
 
 
-@triton.jit(do_not_specialize=["layer", "tokens", "splits"])
+@triton.jit(do_not_specialize=["layer", "tokens", "table_width", "splits"])
 def attend(
     queries, out, stores, held, count, pos, gone, table, bias_one, bias_two, sinks, sums, highest, totals, arrived,
-    layer, tokens, splits, scale, cap, window, bias_width, values, value_width,
+    layer, tokens, table_width, splits, scale, cap, window, bias_width, values, value_width,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     E: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr,
     BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
     INT8: tl.constexpr, STAGES: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """out (T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. At most
-    ``splits`` programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins it."""
+    """out (B · T, H · E). A row of a tile is a head of a token; HEADS: a power of two, at least those of a group. At
+    most ``splits`` programs share what a tile sees, if that is more than LEAST keys each, and the last of them joins
+    it. ``tokens``: T, those of a row."""
     g = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # those with the most keys first
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # of all rows; those with the most keys first
     split = tl.program_id(2)
     GROUP: tl.constexpr = H // G
     TOKENS: tl.constexpr = ROWS // HEADS
-    new, n = tl.load(count), tl.load(held)
-    first = tile * TOKENS
+    tiles = tl.cdiv(tokens, TOKENS)
+    b = tile // tiles
+    new, n = tl.load(count + b), tl.load(held + b)
+    first = tile % tiles * TOKENS
     if first >= new:
         return
     last = n + tl.minimum(first + TOKENS, new)
@@ -227,22 +220,20 @@ def attend(
     i = first + r // HEADS
     h = g * GROUP + r % HEADS
     mine = (r % HEADS < GROUP) & (i < new)
-    k_base, v_base, k_scales, v_scales = _kept(stores + layer * 8, g, D, E, TYPE, INT8)
-    missing = 0
-    if BLOCK:
-        missing = tl.load(gone)
-    blocks = table - missing
+    k_base, v_base, k_scales, v_scales = kept_at(stores + layer * 8, b, g, D, E, TYPE, INT8)
+    blocks = blocks_of(table, gone, b, table_width, BLOCK > 0)
     d = tl.arange(0, D_TILE)[None, :]
     e = tl.arange(0, E_TILE)[None, :]
-    q_at = queries + i.to(tl.int64)[:, None] * (H * D) + h[:, None] * D + d
+    token = b * tokens + i
+    q_at = queries + token.to(tl.int64)[:, None] * (H * D) + h[:, None] * D + d
     q = tl.load(q_at, mask=mine[:, None] & (d < D), other=0.0)
-    at = (tl.load(pos) + i)[:, None]
-    bias_h = bias_row(i, h, H, BIAS)[:, None]
+    at = (tl.load(pos + b) + i)[:, None]
+    bias_h = bias_row(token, h, H, BIAS)[:, None]
     bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, bias_h, at, mine[:, None], BIAS)
     seen = n + i
     origin = 0.0
     if BIAS == QUERY_AND_KEY:  # the sums of the new tokens are kept already
-        bias_b = kept_sums(bias_two, 0, g, GROUP)
+        bias_b = kept_sums(bias_two, b, g, GROUP)
         begun = _slots(blocks, n + first, first < new, BLOCK) * GROUP
         own = _slots(blocks, seen, i < new, BLOCK) * GROUP + r % HEADS
         bias_a = tl.load(bias_b + own, mask=mine, other=0.0) - tl.load(bias_b + begun + r % HEADS, mask=mine, other=0.0)
@@ -270,8 +261,8 @@ def attend(
         E_TILE, KEYS, BLOCK, True, SOFTCAP, BIAS, BREAKS, WINDOW, PRECISION, TYPE, INT8, STAGES, GROUP, VALUES,
     )  # fmt: skip
     if active > 1:
-        first_at = i * H + h
-        step = tokens * H
+        first_at = token * H + h
+        step = tl.num_programs(1) // tiles * tokens * H
         mine_at = first_at + split * step
         tl.store(sums + mine_at.to(tl.int64)[:, None] * E + e, acc, mask=mine[:, None] & (e < E))
         tl.store(highest + mine_at, m, mask=mine)
@@ -286,7 +277,7 @@ def attend(
         acc += total[:, None] * far_values(values, value_width, e, E)
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
-    to = out + i.to(tl.int64)[:, None] * (H * E) + h[:, None] * E + e
+    to = out + token.to(tl.int64)[:, None] * (H * E) + h[:, None] * E + e
     total = tl.where(mine, total, 1.0)
     tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine[:, None] & (e < E))
 
@@ -301,10 +292,13 @@ class ChunkTile(NamedTuple):
     splits: int = 1
 
 
-def tile_for(tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype) -> ChunkTile:
-    """As measured on an H200; by the bucket and the model's shape alone, so that a chunk's sums depend on nothing
-    else."""
+def tile_for(
+    tokens: int, heads: int, kv_heads: int, width: int, dtype: torch.dtype, chunks: int = 1
+) -> ChunkTile:  # fmt: skip
+    """As measured on an H200 for one chunk; by the bucket and the model's shape alone, so that a chunk's sums depend on
+    nothing else. ``tokens`` of each of so many chunks."""
     group = triton.next_power_of_2(heads // kv_heads)
+    kv_heads *= chunks  # what shares nothing
     rows = 128 if tokens * group * kv_heads >= 128 * FEWEST_PROGRAMS else 64
     if kv_heads * triton.cdiv(tokens * group, rows) * MOST_SPLITS < 2 * FEWEST_PROGRAMS:
         rows = 16  # 32 at a time are slower than either
@@ -366,9 +360,10 @@ def attend_chunk(
     int8: bool = False,
     values: DeviceValues | None = None,
 ) -> None:
-    """out (T, heads · value_dim) from qkv (T, queries | keys | values), both contiguous; ``queries``: room for as many,
-    turned. ``stores``: (layers, ADDRESS) int64, as ``decode`` has them."""
-    tokens, nothing, dtype = len(qkv), at.held, TYPES[qkv.dtype]
+    """out (B · T, heads · value_dim) from qkv (B · T, queries | keys | values), both contiguous, with T tokens for each
+    row; ``queries``: room for as many, turned. ``stores``: (layers, ADDRESS) int64, as ``decode`` has them."""
+    chunks, nothing, dtype = len(at.held), at.held, TYPES[qkv.dtype]
+    tokens, table_width = len(qkv) // chunks, at.table.shape[1]
     q_gain, q_eps, q_offset = (None, 0.0, 0.0) if q_norm is None else (q_norm.gain, q_norm.eps, q_norm.offset)
     k_gain, k_eps, k_offset = (None, 0.0, 0.0) if k_norm is None else (k_norm.gain, k_norm.eps, k_norm.offset)
     cos, sin, turned = (nothing, nothing, 0) if rotation is None else (rotation.cos, rotation.sin, rotation.turned)
@@ -377,22 +372,22 @@ def attend_chunk(
         "D_TILE": max(16, triton.next_power_of_2(key_dim)), "E_TILE": max(16, triton.next_power_of_2(value_dim)),
     }  # fmt: skip
     first: Launch = place
-    first[(triton.cdiv(tokens, PLACED), heads + kv_heads)](
+    first[(triton.cdiv(tokens, PLACED), heads + kv_heads, chunks)](
         qkv, queries, stores, at.held, at.count, at.pos, at.gone, at.table, cos, sin,
-        nothing if q_gain is None else q_gain, nothing if k_gain is None else k_gain, layer, q_eps, q_offset, k_eps,
-        k_offset, turned, TOKENS=PLACED, TURN=NO_TURN if rotation is None else rotation.turn,
-        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
-        num_warps=4, **sizes,
+        nothing if q_gain is None else q_gain, nothing if k_gain is None else k_gain, layer, tokens,
+        table_width, q_eps, q_offset, k_eps, k_offset, turned, TOKENS=PLACED,
+        TURN=NO_TURN if rotation is None else rotation.turn, Q_NORM=q_norm is not None,
+        K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None, num_warps=4, **sizes,
     )  # fmt: skip
     if bias is not None and bias.form == QUERY_AND_KEY.value:
-        keep_chunk(bias, at, heads, kv_heads)
-    tile = tile or tile_for(tokens, heads, kv_heads, max(key_dim, value_dim), qkv.dtype)
+        keep_chunk(bias, at, tokens, heads, kv_heads)
+    tile = tile or tile_for(tokens, heads, kv_heads, max(key_dim, value_dim), qkv.dtype, chunks)
     group = triton.next_power_of_2(heads // kv_heads)
     second: Launch = attend
-    second[(kv_heads, triton.cdiv(tokens * group, tile.rows), tile.splits)](
+    second[(kv_heads, chunks * triton.cdiv(tokens, tile.rows // group), tile.splits)](
         queries, out, stores, at.held, at.count, at.pos, at.gone, at.table, nothing if bias is None else bias.one,
-        nothing if bias is None else bias.two, nothing if sinks is None else sinks, *work, layer, tokens, tile.splits,
-        scale, softcap or 1.0, window, 0 if bias is None else bias.width,
+        nothing if bias is None else bias.two, nothing if sinks is None else sinks, *work, layer, tokens, table_width,
+        tile.splits, scale, softcap or 1.0, window, 0 if bias is None else bias.width,
         nothing if values is None else values.table, 0 if values is None else values.width, VALUES=values is not None,
         HEADS=group, ROWS=tile.rows, KEYS=tile.keys, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
         **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,

@@ -16,10 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.count_bias import counted, later_gates
+from vantage.kernels.gpu.count_bias import (
+    CountBias,
+    ask_recent,
+    begun_as,
+    count_table,
+    counted,
+    counted_before,
+    forget_counts,
+    highest_number,
+)
 from vantage.kernels.gpu.count_tiles import by_count as number_by_count
 from vantage.kernels.gpu.gate_sums import kept_sums, log_sigmoid, sum_before, with_sums
-from vantage.kernels.gpu.row_shares import ask, blocks_of, shares_of, slots_of
+from vantage.kernels.gpu.head_vectors import NO_TURN, HeadNorm, RopeTables, keep_new, new_key, rotated
+from vantage.kernels.gpu.row_shares import ask, blocks_of, joined_shares, kept_at, shares_of, slots_of
 from vantage.kernels.gpu.score_bias import (
     COUNTS,
     PIECES_AS_PRODUCT,
@@ -38,34 +48,6 @@ Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
 FEWEST_SPLITS = 4  # of up to 64 rows
 ADDRESS = 8  # numbers that say where a layer's keys and values are: see ``store_numbers``
-NO_TURN, HALVES, ADJACENT = 0, 1, 2
-KEYS_APART = 4  # more, where keys are turned by tables of their own
-
-
-@dataclass(frozen=True)
-class RopeTables:
-    """RoPE by tables (positions, turned) of cosines and signed sines; ``keys_apart``: (positions, 2, turned), those of
-    queries and behind them those of keys."""
-
-    cos: Tensor
-    sin: Tensor
-    turned: int
-    pairing: int
-    keys_apart: bool = False
-
-    @property
-    def turn(self) -> int:
-        """What a kernel is compiled for."""
-        return self.pairing + KEYS_APART * self.keys_apart
-
-
-@dataclass(frozen=True)
-class HeadNorm:
-    """A norm of every head's query or key."""
-
-    gain: Tensor | None
-    eps: float
-    offset: float
 
 
 @dataclass(frozen=True)
@@ -87,6 +69,7 @@ class Workspace:
     highest: Tensor  # (B, splits, H)
     totals: Tensor  # (B, splits, H)
     arrived: Tensor  # (B, G) int32, 0 between passes
+    begun: Tensor  # (B, G) int32: programs of counted keys, over all passes
 
     @staticmethod
     def make(rows: int, splits: int, heads: int, kv_heads: int, width: int, device: torch.device) -> Workspace:
@@ -95,161 +78,20 @@ class Workspace:
             torch.empty((*sizes, width), device=device),
             torch.empty(sizes, device=device),
             torch.empty(sizes, device=device),
-            torch.zeros((rows, kv_heads), dtype=torch.int32, device=device),
+            *torch.zeros((2, rows, kv_heads), dtype=torch.int32, device=device),
         )
 
 
 @triton.jit
-def rotated(x, at, d, inside, cos, sin, gain, size, offset, D, turned, NORM: tl.constexpr, GAIN: tl.constexpr,
-            TURN: tl.constexpr):  # fmt: skip
-    """x (…, DIM) at ``at``, normed by ``size`` and turned. ``d``: which dimension each is."""
-    v = tl.load(x + at + d, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        v *= size
-        if GAIN:
-            v *= offset + tl.load(gain + d, mask=d < D, other=0.0).to(tl.float32)
-    if TURN:
-        if TURN == 1:
-            partner = tl.where(d < turned // 2, d + turned // 2, d - turned // 2)
-        else:
-            partner = d ^ 1
-        partner = tl.where(d < turned, partner, d)
-        c = tl.load(cos + d, mask=d < turned, other=1.0)
-        s = tl.load(sin + d, mask=d < turned, other=0.0)
-        w = tl.load(x + at + partner, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            w *= size
-            if GAIN:
-                w *= offset + tl.load(gain + partner, mask=d < D, other=0.0).to(tl.float32)
-        v = v * c + w * s
-    return v
-
-
-@triton.jit
-def _combine(
-    out, sums, highest, totals, sinks, b, g, active, H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
-    E: tl.constexpr, E_TILE: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, SINKS: tl.constexpr,
-    values, value_width, VALUES: tl.constexpr,
+def _over_keys(
+    q, m, total, acc, carry, start, end, n, k_base, v_base, k_scales, v_scales, blocks, block, r, mine, d, e,
+    bias_h, bias_a, bias_b, bias_one, bias_two, bias_width, slope, level, bends, change, sum_now, kept_to, scale, cap,
+    values, value_width, D: tl.constexpr, E: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr,
+    STAGES: tl.constexpr, PAGED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr,
+    PRECISION: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """The output of a group of heads from all shares of its keys, which other programs have written: so many shares at
-    once, since every load waits for the memory. HEADS: a power of two, at least GROUP."""
-    r = tl.arange(0, HEADS)
-    e = tl.arange(0, E_TILE)
-    h = g * GROUP + r
-    i = tl.arange(0, SPLITS)
-    at = (b * SPLITS + i)[:, None] * H + h[None, :]
-    valid = (i < active)[:, None] & (r < GROUP)[None, :]
-    high = tl.load(highest + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
-    part_totals = tl.load(totals + at, mask=valid, other=0.0, cache_modifier=".cg")
-    m = tl.where(r < GROUP, tl.max(high, 0), 0.0)
-    total = tl.sum(part_totals * tl.where(valid, tl.exp2(high - m[None, :]), 0.0), 0)
-    of_keys = total
-    if SINKS:
-        total += tl.exp2(tl.load(sinks + h, mask=r < GROUP, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
-    y = tl.zeros((HEADS, E_TILE), tl.float32)
-    for first in range(0, active, AT_ONCE):
-        some = first + tl.arange(0, AT_ONCE)
-        some_at = (b * SPLITS + some)[:, None] * H + h[None, :]
-        some_there = (some < active)[:, None] & (r < GROUP)[None, :]
-        parts = tl.load(
-            sums + some_at[:, :, None].to(tl.int64) * E + e[None, None, :],
-            mask=some_there[:, :, None] & (e < E)[None, None, :], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        some_high = tl.load(highest + some_at, mask=some_there, other=float("-inf"), cache_modifier=".cg")
-        weight = tl.where(some_there, tl.exp2(some_high - m[None, :]), 0.0)
-        y += tl.sum(parts * weight[:, :, None], 0)
-    if VALUES:
-        y += of_keys[:, None] * far_values(values, value_width, e, E)[None, :]
-    y = y / tl.where(r < GROUP, total, 1.0)[:, None]
-    to = out + b.to(tl.int64) * (H * E) + h[:, None] * E + e[None, :]
-    tl.store(to, y.to(out.dtype.element_ty), mask=(r < GROUP)[:, None] & (e < E)[None, :])
-
-
-@triton.jit
-def in_8_bits(x, axis: tl.constexpr):
-    """Whole numbers from -127 to 127 and their scale, the largest magnitude along the axis over 127. To the nearest,
-    halves to the even one, as torch rounds: adding 1.5 · 2^23 leaves no bits for anything else."""
-    scale = tl.max(tl.abs(x), axis, keep_dims=True) / 127.0
-    whole = tl.div_rn(x, tl.broadcast_to(tl.maximum(scale, 1.1754943508222875e-38), x.shape))
-    return (whole + 12582912.0) - 12582912.0, scale
-
-
-@triton.jit
-def attend(
-    qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, bias_one, bias_two, sinks, sums, highest,
-    totals, arrived, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
-    turned, bias_width, values, value_width,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
-    E_TILE: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, KEYS: tl.constexpr,
-    LEAST: tl.constexpr, STAGES: tl.constexpr, PAGED: tl.constexpr, TURN: tl.constexpr,
-    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
-    BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
-    TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr,
-):  # fmt: skip
-    b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    GROUP: tl.constexpr = H // G
-    n = tl.load(held + b)
-    place = tl.load(pos + b).to(tl.int64) * (turned * (1 + TURN // 4))
-    key_place = place + turned * (TURN // 4)
-    numbers = stores + layer * 8
-    KEPT: tl.constexpr = tl.int8 if INT8 else TYPE
-    k_from = b * tl.load(numbers + 2) + g * tl.load(numbers + 3)
-    v_from = b * tl.load(numbers + 4) + g * tl.load(numbers + 5)
-    k_base = tl.multiple_of(tl.load(numbers).to(tl.pointer_type(KEPT)) + k_from, 16)
-    v_base = tl.multiple_of(tl.load(numbers + 1).to(tl.pointer_type(KEPT)) + v_from, 16)
-    k_scales = tl.load(numbers + 6).to(tl.pointer_type(tl.float32)) + k_from // D  # one for each token of a head
-    v_scales = tl.load(numbers + 7).to(tl.pointer_type(tl.float32)) + v_from // E
-    blocks = blocks_of(table, gone, b, table_width, PAGED)
-    first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
-    if n < 0 or split >= active:
-        return
-    start = first + split * share
-    end = tl.minimum(start + share, n)
+    """What heads make of the keys from ``start`` to ``end``, which are kept. ``carry``: what they counted before."""
     BY_SCORE: tl.constexpr = 0 if BIAS == PIECES_AS_PRODUCT else BIAS  # what needs no more than a score's own numbers
-    slope, level, bends, change = first_line(
-        bias_one, bias_two, bias_width, g * GROUP, GROUP, GROUP_TILE, BIAS, BREAKS
-    )  # fmt: skip
-    if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
-        asked = tl.minimum(start + tl.arange(0, LEAST), tl.maximum(end - 1, start)).to(tl.int64)
-        if PAGED:
-            asked = tl.load(blocks + asked // block).to(tl.int64) * block + asked % block
-        ask(k_base + asked * D)
-        ask(v_base + asked * E)
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-    r = tl.arange(0, GROUP_TILE)
-    h = g * GROUP + r
-    d = tl.arange(0, D_TILE)
-    e = tl.arange(0, E_TILE)
-    mine = r < GROUP
-    row = b.to(tl.int64) * qkv_stride
-    inside = mine[:, None] & (d < D)[None, :]
-    q_at = row + h[:, None] * D
-    size = tl.zeros((GROUP_TILE, 1), tl.float32)
-    if Q_NORM:
-        raw = tl.load(qkv + q_at + d[None, :], mask=inside, other=0.0).to(tl.float32)
-        size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
-    q = rotated(
-        qkv, q_at, d[None, :], inside, cos + place, sin + place, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
-        TURN % 4,
-    ).to(TYPE)  # fmt: skip
-    bias_h = bias_row(b, h[:, None], H, BIAS)
-    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, bias_h, tl.load(pos + b), mine[:, None], BIAS)
-    kept_to = 0
-    sum_now = tl.zeros((GROUP_TILE,), tl.float32)
-    if BIAS == QUERY_AND_KEY:
-        kept_to = kept_sums(bias_two, b, g, GROUP)
-        sum_now = sum_before(kept_to, blocks, gone + b, n, block, r, mine, PAGED, GROUP)
-        sum_now += log_sigmoid(tl.load(bias_one + b.to(tl.int64) * H + h, mask=mine, other=0.0).to(tl.float32))
-
-    m = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
-    total = tl.zeros((GROUP_TILE,), tl.float32)
-    acc = tl.zeros((GROUP_TILE, E_TILE), tl.float32)
-    new_count = tl.zeros((GROUP_TILE,), tl.float32)
-    carry = new_count
-    if BIAS == COUNTS:
-        carry, new_count = later_gates(bias_two, b, h, mine, split, active, H, SPLITS)
     for at in tl.range(start, end, KEYS, num_stages=STAGES):
         begin = at
         if BIAS == COUNTS:  # from the newest on
@@ -290,56 +132,151 @@ def attend(
             p *= tl.load(v_scales + slot, mask=valid, other=0.0)[None, :]
         acc += tl.dot(p.to(TYPE), v.to(TYPE), input_precision=PRECISION)
         m = higher
+    return m, total, acc
 
+
+@triton.jit
+def _with_new(
+    q, new_k, new_v, new_count, m, total, acc, mine, e, bias_h, bias_a, bias_b, bias_one, bias_two, bias_width, level,
+    scale, cap, values, value_width, E: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr,
+    TYPE: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """What heads make of the new token beside all others. ``new_count``: what they count for it."""
+    BY_SCORE: tl.constexpr = 0 if BIAS == PIECES_AS_PRODUCT else BIAS
+    new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)[:, None]
+    new_s = scored(
+        new_s, tl.zeros((1, 1), tl.int32), 0, bias_h, mine[:, None], bias_a, bias_b, bias_one, bias_two,
+        bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
+    )  # fmt: skip
+    if BIAS == PIECES_AS_PRODUCT:
+        new_s += level
+    new_s = tl.sum(new_s, 1)
+    if BIAS == COUNTS:
+        new_bias, _, _, _ = number_by_count(new_count, bias_one, tl.where(mine, tl.sum(bias_h, 1), 0) * bias_width,
+                                            bias_width, False)  # fmt: skip
+        new_s += new_bias * 1.4426950408889634
+    new_m = tl.maximum(m, new_s)
+    new_p = tl.exp2(new_s - new_m)
+    new_fade = tl.exp2(m - new_m)
+    total = total * new_fade + new_p
+    seen_v = new_v
+    if VALUES:
+        seen_v = new_v.to(tl.float32) + tl.load(values + e, mask=(e < E) & (value_width > 1), other=0.0)
+    acc = acc * new_fade[:, None] + new_p.to(TYPE).to(tl.float32)[:, None] * seen_v.to(tl.float32)[None, :]
+    return new_m, total, acc
+
+
+@triton.jit
+def attend(
+    qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, bias_one, bias_two, sinks, sums, highest,
+    totals, arrived, begun, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
+    turned, bias_width, values, value_width, vectors,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
+    E_TILE: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, KEYS: tl.constexpr,
+    LEAST: tl.constexpr, STAGES: tl.constexpr, PAGED: tl.constexpr, TURN: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
+    BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr, RECENT: tl.constexpr,
+):  # fmt: skip
+    b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if BIAS == COUNTS:
+        split = begun_as(begun + b * G + g, SPLITS)
+    GROUP: tl.constexpr = H // G
+    n = tl.load(held + b)
+    place = tl.load(pos + b).to(tl.int64) * (turned * (1 + TURN // 4))
+    key_place = place + turned * (TURN // 4)
+    k_base, v_base, k_scales, v_scales = kept_at(stores + layer * 8, b, g, D, E, TYPE, INT8)
+    blocks = blocks_of(table, gone, b, table_width, PAGED)
+    first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
+    if n < 0 or split >= active:
+        return
+    if BIAS == COUNTS:  # who begins first takes the newest keys: others may wait for what it counts
+        split = active - 1 - split
+    start = first + split * share
+    end = tl.minimum(start + share, n)
+    slope, level, bends, change = first_line(
+        bias_one, bias_two, bias_width, g * GROUP, GROUP, GROUP_TILE, BIAS, BREAKS
+    )  # fmt: skip
+    if DEPENDENT:  # what was kept before this step can be asked for while the kernel before still runs
+        asked = tl.minimum(start + tl.arange(0, LEAST), tl.maximum(end - 1, start)).to(tl.int64)
+        if PAGED:
+            asked = tl.load(blocks + asked // block).to(tl.int64) * block + asked % block
+        ask(k_base + asked * D)
+        ask(v_base + asked * E)
+        if BIAS == COUNTS:
+            newest = split == active - 1
+            ask_recent(k_base, blocks, first, n, block, vectors, bias_width, newest, D, RECENT, PAGED)
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+    r = tl.arange(0, GROUP_TILE)
+    h = g * GROUP + r
+    d = tl.arange(0, D_TILE)
+    e = tl.arange(0, E_TILE)
+    mine = r < GROUP
+    row = b.to(tl.int64) * qkv_stride
+    inside = mine[:, None] & (d < D)[None, :]
+    q_at = row + h[:, None] * D
+    size = tl.zeros((GROUP_TILE, 1), tl.float32)
+    if Q_NORM:
+        raw = tl.load(qkv + q_at + d[None, :], mask=inside, other=0.0).to(tl.float32)
+        size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
+    q = rotated(
+        qkv, q_at, d[None, :], inside, cos + place, sin + place, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
+        TURN % 4,
+    ).to(TYPE)  # fmt: skip
+    bias_h = bias_row(b, h[:, None], H, BIAS)
+    bias_a, bias_b = head_numbers(bias_one, bias_two, bias_width, bias_h, tl.load(pos + b), mine[:, None], BIAS)
+    kept_to = 0
+    sum_now = tl.zeros((GROUP_TILE,), tl.float32)
+    if BIAS == QUERY_AND_KEY:
+        kept_to = kept_sums(bias_two, b, g, GROUP)
+        sum_now = sum_before(kept_to, blocks, gone + b, n, block, r, mine, PAGED, GROUP)
+        sum_now += log_sigmoid(tl.load(bias_one + b.to(tl.int64) * H + h, mask=mine, other=0.0).to(tl.float32))
+
+    m = tl.full((GROUP_TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_TILE,), tl.float32)
+    acc = tl.zeros((GROUP_TILE, E_TILE), tl.float32)
+    new_count = tl.zeros((GROUP_TILE,), tl.float32)
+    carry = new_count
+    if BIAS == COUNTS:
+        own_k, _, _ = new_key(
+            qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D, K_NORM,
+            K_GAIN, TURN % 4, TYPE, INT8,
+        )  # fmt: skip
+        new_count = tl.sigmoid(tl.sum(q.to(tl.float32) * own_k.to(tl.float32)[None, :], 1) * scale)
+        carry = counted_before(
+            new_count, q, first, start, end, n, share, split, active, k_base, k_scales, blocks, block, d, scale,
+            bias_two + b.to(tl.int64) * (SPLITS * H), h, mine, bias_width, H, D, SPLITS, KEYS, STAGES, RECENT, PAGED,
+            PRECISION, TYPE, INT8,
+        )  # fmt: skip
+        raw = tl.load(qkv + q_at + d[None, :], mask=inside, other=0.0)
+        bias_a = highest_number(raw, vectors, bias_width, d, D)
+        if (split == active - 1) | (tl.min(tl.where(mine, carry, bias_width)) < bias_width - 1):
+            count_table(raw, vectors, bias_one + bias_h * bias_width, mine, bias_width, d, D, PRECISION, TYPE)
+    m, total, acc = _over_keys(
+        q, m, total, acc, carry, start, end, n, k_base, v_base, k_scales, v_scales, blocks, block, r, mine, d, e,
+        bias_h, bias_a, bias_b, bias_one, bias_two, bias_width, slope, level, bends, change, sum_now, kept_to, scale,
+        cap, values, value_width, D, E, GROUP, KEYS, STAGES, PAGED, SOFTCAP, BIAS, BREAKS, PRECISION, TYPE, INT8,
+        VALUES,
+    )  # fmt: skip
     if split == active - 1:  # the new token
         new_slot = n.to(tl.int64)
         if PAGED:
             new_slot = tl.load(blocks + n // block).to(tl.int64) * block + n % block
-        k_at = row + H * D + g * D
-        new_size = 0.0
-        if K_NORM:
-            new_raw = tl.load(qkv + k_at + d, mask=d < D, other=0.0).to(tl.float32)
-            new_size = tl.rsqrt(tl.sum(new_raw * new_raw, 0) / D + k_eps)
-        new_k = rotated(
-            qkv, k_at, d, d < D, cos + key_place, sin + key_place, k_gain, new_size, k_offset, D, turned, K_NORM,
-            K_GAIN, TURN % 4,
-        ).to(TYPE)  # fmt: skip
+        new_k, new_codes, new_k_scale = new_key(
+            qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D, K_NORM,
+            K_GAIN, TURN % 4, TYPE, INT8,
+        )  # fmt: skip
         new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
-        if INT8:  # what is seen is what is kept
-            codes, k_scale = in_8_bits(new_k.to(tl.float32), 0)
-            tl.store(k_base + new_slot * D + d, codes.to(tl.int8), mask=d < D)
-            tl.store(k_scales + new_slot + tl.arange(0, 1), k_scale)
-            new_k = (codes * k_scale).to(TYPE)
-            codes, v_scale = in_8_bits(new_v.to(tl.float32), 0)
-            tl.store(v_base + new_slot * E + e, codes.to(tl.int8), mask=e < E)
-            tl.store(v_scales + new_slot + tl.arange(0, 1), v_scale)
-            new_v = (codes * v_scale).to(TYPE)
-        else:
-            tl.store(k_base + new_slot * D + d, new_k, mask=d < D)
-            tl.store(v_base + new_slot * E + e, new_v, mask=e < E)
+        new_v = keep_new(new_k, new_codes, new_k_scale, new_v, new_slot, k_base, v_base, k_scales, v_scales, d, e,
+                         D, E, TYPE, INT8)  # fmt: skip
         if BIAS == QUERY_AND_KEY:
             tl.store(kept_to + new_slot * GROUP + r, sum_now, mask=mine)
-        new_s = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], 1)[:, None]
-        new_s = scored(
-            new_s, tl.zeros((1, 1), tl.int32), 0, bias_h, mine[:, None], bias_a, bias_b, bias_one, bias_two,
-            bias_width, scale, cap, SOFTCAP, BY_SCORE, BREAKS,
+        m, total, acc = _with_new(
+            q, new_k, new_v, new_count, m, total, acc, mine, e, bias_h, bias_a, bias_b, bias_one, bias_two, bias_width,
+            level, scale, cap, values, value_width, E, SOFTCAP, BIAS, BREAKS, TYPE, VALUES,
         )  # fmt: skip
-        if BIAS == PIECES_AS_PRODUCT:
-            new_s += level
-        new_s = tl.sum(new_s, 1)
-        if BIAS == COUNTS:
-            new_bias, _, _, _ = number_by_count(new_count, bias_one, tl.where(mine, tl.sum(bias_h, 1), 0) * bias_width,
-                                                bias_width, False)  # fmt: skip
-            new_s += new_bias * 1.4426950408889634
-        new_m = tl.maximum(m, new_s)
-        new_p = tl.exp2(new_s - new_m)
-        new_fade = tl.exp2(m - new_m)
-        total = total * new_fade + new_p
-        seen_v = new_v
-        if VALUES:
-            seen_v = new_v.to(tl.float32) + tl.load(values + e, mask=(e < E) & (value_width > 1), other=0.0)
-        acc = acc * new_fade[:, None] + new_p.to(TYPE).to(tl.float32)[:, None] * seen_v.to(tl.float32)[None, :]
-        m = new_m
 
     to = out + b.to(tl.int64) * (H * E) + h[:, None] * E + e[None, :]
     kept = mine[:, None] & (e < E)[None, :]
@@ -353,8 +290,10 @@ def attend(
         if before < active - 1:
             return
         tl.store(arrived + b * G + g, 0)
-        _combine(out, sums, highest, totals, sinks, b, g, active, H, GROUP, HEADS, E, E_TILE, SPLITS, AT_ONCE, SINKS,
-                 values, value_width, VALUES)  # fmt: skip
+        if BIAS == COUNTS:
+            forget_counts(bias_two + b.to(tl.int64) * (SPLITS * H), h, mine, H, SPLITS)
+        joined_shares(out, sums, highest, totals, sinks, b, g, active, H, GROUP, HEADS, E, E_TILE, SPLITS, AT_ONCE,
+                      SINKS, values, value_width, VALUES)  # fmt: skip
         return
     if VALUES:
         acc += total[:, None] * far_values(values, value_width, e, E)[None, :]
@@ -443,9 +382,10 @@ def decode(
     kernel[(B, kv_heads, splits)](
         qkv, out, stores, rows.held, rows.pos, rows.gone, rows.table,
         *(nothing if t is None else t for t in optional), work.sums, work.highest, work.totals, work.arrived,
-        layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
+        work.begun, layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
         q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned, 0 if bias is None else bias.width,
         nothing if values is None else values.table, 0 if values is None else values.width,
+        bias.vectors if isinstance(bias, CountBias) else nothing,
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
         AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
@@ -453,5 +393,6 @@ def decode(
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None,
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,
-        DEPENDENT=dependent, VALUES=values is not None, num_warps=warps, **extra,
+        DEPENDENT=dependent, VALUES=values is not None, RECENT=bias.recent if isinstance(bias, CountBias) else 0,
+        num_warps=warps, **extra,
     )  # fmt: skip

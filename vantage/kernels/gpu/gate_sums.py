@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vantage.kernels.gpu.far import LOG2E
+from vantage.kernels.gpu.row_shares import blocks_of
 from vantage.kernels.gpu.score_bias import DeviceBias
 from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 from vantage.spec.parts import Shape
@@ -90,25 +91,22 @@ def with_group_sums(s, now, origin, sums, slot, head, seen, PRECISION: tl.conste
     return tl.dot(take, (kept - origin) * LOG2E, s + now * LOG2E, input_precision=rounded)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "table_width"])
 def keep(
-    gates, numbers, held, count, gone, table, H: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gates, numbers, held, count, gone, table, tokens, table_width, H: tl.constexpr, GROUP: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a chunk's tokens, from gates (T, H), of one head."""
-    h = tl.program_id(0)
-    new, n = tl.load(count), tl.load(held)
+    """The sums of the tokens of a row's chunk, from gates (B · T, H), of one head. ``tokens``: T."""
+    h, b = tl.program_id(0), tl.program_id(1)
+    new, n = tl.load(count + b), tl.load(held + b)
     if new <= 0:
         return
-    sums = kept_sums(numbers, 0, h // GROUP, GROUP) + h % GROUP
-    missing = 0
-    if BLOCK:
-        missing = tl.load(gone)
-    blocks = table - missing
-    total = sum_before(sums, blocks, gone, n, BLOCK, 0, n >= 0, BLOCK > 0, GROUP)
+    sums = kept_sums(numbers, b, h // GROUP, GROUP) + h % GROUP
+    blocks = blocks_of(table, gone, b, table_width, BLOCK > 0)
+    total = sum_before(sums, blocks, gone + b, n, BLOCK, 0, n >= 0, BLOCK > 0, GROUP)
     for first in range(0, new, TILE):
         i = first + tl.arange(0, TILE)
-        gate = tl.load(gates + i.to(tl.int64) * H + h, mask=i < new, other=0.0).to(tl.float32)
+        gate = tl.load(gates + (b * tokens + i).to(tl.int64) * H + h, mask=i < new, other=0.0).to(tl.float32)
         part = tl.where(i < new, log_sigmoid(gate), 0.0)
         j = n + i
         slot = j.to(tl.int64)
@@ -118,12 +116,12 @@ def keep(
         total += tl.sum(part, 0)
 
 
-def keep_chunk(bias: DeviceBias, at: ChunkPlace, heads: int, kv_heads: int) -> None:
-    """Sum up the gates of a chunk's tokens, after those that its row holds."""
+def keep_chunk(bias: DeviceBias, at: ChunkPlace, tokens: int, heads: int, kv_heads: int) -> None:
+    """Sum up the gates of so many new tokens of each row, after those that it holds."""
     kernel: Launch = keep
-    kernel[(heads,)](
-        bias.one, bias.two, at.held, at.count, at.gone, at.table, H=heads, GROUP=heads // kv_heads, TILE=SUMMED,
-        BLOCK=at.block, num_warps=4,
+    kernel[(heads, len(at.held))](
+        bias.one, bias.two, at.held, at.count, at.gone, at.table, tokens, at.table.shape[1], H=heads,
+        GROUP=heads // kv_heads, TILE=SUMMED, BLOCK=at.block, num_warps=4,
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import FEWEST_SPLITS, NO_TURN, TYPES, HeadNorm, RopeTables, RowState, rotated
+from vantage.kernels.gpu.decode import FEWEST_SPLITS, TYPES, RowState
+from vantage.kernels.gpu.head_vectors import NO_TURN, HeadNorm, RopeTables, rotated
 from vantage.kernels.gpu.score_bias import (
     PIECES_AS_PRODUCT,
     DeviceBias,

@@ -119,7 +119,7 @@ def head_numbers(one, two, width, h, at, mine, FORM: tl.constexpr):
     elif FORM == LOG or FORM == POWER:  # noqa: SIM109
         a = tl.load(one + h, mask=mine, other=0.0)
         b = tl.load(two + h, mask=mine, other=0.0)
-    elif FORM == TABLE or FORM == ROW_TABLE or FORM == COUNTS:  # noqa: SIM109 (of keys far away)
+    elif FORM == TABLE or FORM == ROW_TABLE:  # noqa: SIM109 (of keys far away)
         a = tl.load(one + h * width + width - 1, mask=mine, other=0.0)
     elif FORM == PIECES or FORM == PIECES_AS_PRODUCT:  # noqa: SIM109
         b = tl.load(two)

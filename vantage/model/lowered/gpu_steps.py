@@ -20,7 +20,7 @@ from vantage.cache.contiguous import Contiguous
 from vantage.cache.layer_cache import LayerCache
 from vantage.cache.ledger import Layout
 from vantage.cache.stores import Store
-from vantage.kernels.gpu import decode, gate_sums
+from vantage.kernels.gpu import decode, gate_sums, head_vectors
 from vantage.kernels.gpu.choose import Searches
 from vantage.kernels.gpu.query_table import QueryTable
 from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
@@ -59,7 +59,7 @@ class GpuSteps:
         self._graphs: dict[GraphShape, StepGraph] = {}
         self._chunk_graphs: dict[GraphShape, ChunkGraph] = {}
         self._chunk_buffers: ChunkBuffers | None = None
-        self._angles: dict[tuple[int, int | None], dict[int, decode.RopeTables]] = {}
+        self._angles: dict[tuple[int, int | None], dict[int, head_vectors.RopeTables]] = {}
         self._tables: tuple[int, dict[int, QueryTable]] | None = None  # for so many positions
         self._room = TableRoom(model.device)
         self._watched_stores: set[int] = set()
@@ -121,25 +121,26 @@ class GpuSteps:
         return graph.logits[:rows].clone()[:, None]
 
     def hidden(self, x_BTD: Tensor, pos: Positions, cache: ModelCache) -> Tensor | None:
-        """The last hidden states (1, T, D) of a row's next tokens, which the cache takes in, inside an open pass;
+        """The last hidden states (B, T, D) of the next tokens of rows, which the cache takes in, inside an open pass;
         ``None``: not for this pass."""
-        tokens, first = x_BTD.shape[1], pos.known.first
-        if not self._takes_chunks or len(x_BTD) > 1 or tokens < MIN_TOKENS or first is None:
+        rows, tokens, last = *x_BTD.shape[:2], pos.known.pos
+        if not self._takes_chunks or tokens < MIN_TOKENS or last is None or x_BTD.dtype is not self.program.dtype:
             return None
-        layouts = self._layouts(pos, cache)
-        if layouts is None or not all(one.run for one in layouts) or x_BTD.dtype is not self.program.dtype:
+        bucket = _bucket(rows)
+        layouts = self._layouts(pos, cache) if pos.known.runs else None
+        if layouts is None or bucket is None or bucket_for(1, bucket) is None:
             return None
-        if not self._within(first + tokens - 1, cache.length):
+        if not self._within(last[1], cache.length):
             return None
         places = [RowPlaces(one.held, one.blocks, one.block, one.gone) for one in layouts]
         steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
         for layer in self._layers(cache):
-            layer.store.enter(steps[layer.ledger], tokens, CHUNK_GRAPH)
+            layer.store.enter(steps[layer.ledger], rows * tokens, CHUNK_GRAPH)
         stores, out, at = self._stores(cache), torch.empty_like(x_BTD), 0
         while at < tokens:
-            graph = self._chunk_graph(tokens - at, places, first + tokens - 1, cache)
+            graph = self._chunk_graph(bucket, tokens - at, places, last[1], cache)
             end = min(at + graph.tokens, tokens)
-            out[0, at:end] = graph.run(x_BTD[0, at:end], places, at, first + at, stores)
+            out[:, at:end] = graph.run(x_BTD[:, at:end], places, at, pos.pos[:, at], stores)
             at = end
         return out
 
@@ -181,7 +182,7 @@ class GpuSteps:
 
     def _graph(self, places: Sequence[RowPlaces], last: int, cache: ModelCache) -> StepGraph | None:
         """The graph for these rows, up to this position."""
-        rows = next((n for n in BUCKETS if n >= len(places[0].held)), None)
+        rows = _bucket(len(places[0].held))
         if self.modules is not None and any(place.blocks is None for place in places):
             rows = len(places[0].held)  # buffers have so many rows
         if rows is None or not self._within(last, cache.length):
@@ -195,11 +196,15 @@ class GpuSteps:
             self._graphs[shape] = StepGraph(self._model, self.program, shape, rotations, queries=queries)
         return self._graphs[shape]
 
-    def _chunk_graph(self, tokens: int, places: Sequence[RowPlaces], last: int, cache: ModelCache) -> ChunkGraph:
-        """The graph for so many tokens of one row, or for the first of them."""
+    def _chunk_graph(
+        self, rows: int, tokens: int, places: Sequence[RowPlaces], last: int, cache: ModelCache
+    ) -> ChunkGraph:
+        """The graph for so many tokens of each row, or for the first of them."""
         if self._chunk_buffers is None:
-            self._chunk_buffers = ChunkBuffers(self.program, self._model.device)
-        shape = self._shape(bucket_for(tokens), places, last, cache, LEAST_CHUNK_BLOCKS)
+            self._chunk_buffers = ChunkBuffers(self.program, BUCKETS, self._model.device)
+        size = bucket_for(tokens, rows)
+        assert size is not None, "asked for before"
+        shape = self._shape(rows, places, last, cache, LEAST_CHUNK_BLOCKS)._replace(tokens=size)
         if shape not in self._chunk_graphs:
             rotations = self._rotations(shape.angles, cache.length)
             self._chunk_graphs[shape] = ChunkGraph(self._model, self.program, shape, rotations, self._chunk_buffers)
@@ -292,12 +297,12 @@ class GpuSteps:
             self._last_stores = [(weakref.ref(store), store.version) for store in now], numbers
         return self._last_stores[1]
 
-    def _rotations(self, positions: int, length: int | None) -> dict[int, decode.RopeTables]:
+    def _rotations(self, positions: int, length: int | None) -> dict[int, head_vectors.RopeTables]:
         """The tables of every rotation, by its module."""
         if (positions, length) not in self._angles:
             most = positions if self.program.max_positions is None else min(positions, self.program.max_positions)
             where = Positions.arange(1, most, device=self._model.device).declare(length)
-            tables: dict[int, decode.RopeTables] = {}
+            tables: dict[int, head_vectors.RopeTables] = {}
             for turn in (step.turn for step in self._attentions if step.turn is not None):
                 if id(turn.tables) not in tables:
                     tables[id(turn.tables)] = _rotation(turn, where)
@@ -330,11 +335,11 @@ def _searches(choices: Sequence[RowChoice]) -> Searches:
     return Searches(bool(drawn), any(choice.top_k for choice in drawn), any(choice.top_p < 1.0 for choice in drawn))
 
 
-def _rotation(turn: Turn, where: Positions) -> decode.RopeTables:
-    pairing = decode.ADJACENT if turn.adjacent else decode.HALVES
+def _rotation(turn: Turn, where: Positions) -> head_vectors.RopeTables:
+    pairing = head_vectors.ADJACENT if turn.adjacent else head_vectors.HALVES
     sides = [tables.tables(where, torch.float32) for tables in (turn.tables, turn.key_tables) if tables is not None]
     cos, sin = (torch.cat([table[0, 0] for table in tables], -1).contiguous() for tables in zip(*sides, strict=True))
-    return decode.RopeTables(cos, sin, turn.turned, pairing, keys_apart=turn.key_tables is not None)
+    return head_vectors.RopeTables(cos, sin, turn.turned, pairing, keys_apart=turn.key_tables is not None)
 
 
 def _side_by_side(rows: Sequence[Layout]) -> RowPlaces:
@@ -342,6 +347,11 @@ def _side_by_side(rows: Sequence[Layout]) -> RowPlaces:
     blocks = None if rows[0].blocks is None else [row.blocks[0] for row in rows if row.blocks is not None]
     gone = [row.gone[0] for row in rows] if blocks is not None else []
     return RowPlaces([row.held[0] for row in rows], blocks, rows[0].block, gone)
+
+
+def _bucket(rows: int) -> int | None:
+    """The rows of the graph that takes so many; ``None``: there is none."""
+    return next((n for n in BUCKETS if n >= rows), None)
 
 
 def _at_least(n: int, least: int) -> int:

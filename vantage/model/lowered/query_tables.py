@@ -59,24 +59,23 @@ def _offset(step: AttendStep, form: QueryDistances, device: torch.device) -> Ten
     return (-shift if wanted is None else wanted - shift).contiguous()
 
 
-def count_biases(program: GpuProgram, rows: int, splits: Callable[[AttendStep], int], device: torch.device) -> dict[
-    int, CountBias
-]:  # fmt: skip
-    """The biases by count of so many rows. ``splits``: into how many shares the keys of a row are cut."""
+def count_biases(
+    program: GpuProgram, rows: int, splits: Callable[[AttendStep], int], device: torch.device
+) -> dict[int, CountBias]:
+    """The biases that count keys, by layer. Layers of one size use the same room in turn. ``splits``: into how many
+    shares a layer's keys are cut."""
     biases: dict[int, CountBias] = {}
-    rooms: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}  # layers use them in turn
+    rooms: dict[tuple[int, int, int], CountBias] = {}
     for step in program.attentions:
         form = step.scores.bias
         if not isinstance(step, AttendStep) or not isinstance(form, QueryCounts):
             continue
         size = step.shape.heads, len(form.vectors), splits(step)
         with torch.inference_mode(False), torch.no_grad():
-            if size not in rooms:
-                heads, counts, shares = size
-                tables = torch.empty((rows, heads, counts), device=device)
-                rooms[size] = tables, torch.empty((rows, shares + 1, heads), device=device)
             vectors = form.vectors.detach().to(device, program.dtype).contiguous()
-        biases[step.index] = CountBias.over(vectors, *rooms[size])
+            if size not in rooms:
+                rooms[size] = CountBias.make(vectors, rows, size[2], size[0])
+        biases[step.index] = rooms[size].sharing(vectors)
     return biases
 
 

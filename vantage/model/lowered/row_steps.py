@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import decode, gate_sums, packed, packed_rows, product
+from vantage.kernels.gpu import gate_sums, head_vectors, packed, packed_rows, product
 from vantage.kernels.gpu.score_bias import DeviceBias, device_bias
 from vantage.kernels.gpu.value_bias import DeviceValues, device_values
 from vantage.model.lowered.gpu_program import (
@@ -126,9 +126,9 @@ def _norm(form: NormForm) -> dict[str, Any]:
     }
 
 
-def _head_norm(form: NormForm | None) -> decode.HeadNorm | None:
+def _head_norm(form: NormForm | None) -> head_vectors.HeadNorm | None:
     return None if form is None else head_norm(form)
 
 
-def head_norm(form: NormForm) -> decode.HeadNorm:
-    return decode.HeadNorm(form.weight, form.eps, form.offset)
+def head_norm(form: NormForm) -> head_vectors.HeadNorm:
+    return head_vectors.HeadNorm(form.weight, form.eps, form.offset)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, count_gates, decode, gate_sums, latent, packed, packed_product, product
+from vantage.kernels.gpu import choose, decode, gate_sums, head_vectors, latent, packed, packed_product, product
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
@@ -59,6 +59,7 @@ class GraphShape(NamedTuple):
     length: int | None
     int8: bool = False  # how keys and values are kept
     stores: tuple[tuple[int, int], ...] = ()  # which buffers, where the modules themselves run
+    tokens: int = 1  # of each row
 
 
 class RowPlaces(NamedTuple):
@@ -78,7 +79,7 @@ class StepGraph:
         model: Any,
         program: GpuProgram,
         shape: GraphShape,
-        rotations: dict[int, decode.RopeTables],
+        rotations: dict[int, head_vectors.RopeTables],
         modules: ModuleStep | None = None,
         queries: QueryBiases | None = None,
     ):
@@ -333,9 +334,6 @@ class StepGraph:
         rows = self._row_states[self._shape.ledgers[step.index]]
         how: dict[str, Any] = {"int8": self._shape.int8, "dependent": self._dependent}
         own = None if self._queries is None else self._queries.made(step, qkv, self.held, dependent=self._dependent)
-        if (counts := self._counts.get(step.index)) is not None:
-            wanted = {name: options[name] for name in count_gates.OPTIONS}
-            count_gates.prepare_counts(qkv, self._stores, step.index, rows, counts, **wanted, **how)
         decode.decode(
             qkv,
             self._buffers[step.dst],
@@ -343,7 +341,7 @@ class StepGraph:
             step.index,
             rows,
             self._workspace(step),
-            bias=own or counts or self._biases[step.index],
+            bias=own or self._counts.get(step.index) or self._biases[step.index],
             values=self._values[step.index],
             rotation=None if turn is None else self._rotations[id(turn.tables)],
             **how,
