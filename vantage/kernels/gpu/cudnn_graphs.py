@@ -61,10 +61,12 @@ def planned(way: str, tensors: dict[str, Tensor], options: GraphOptions, scale: 
         return plan
 
 
-def execute(plan: Planned, pointers: dict[int, int], device: torch.device) -> None:
-    """``pointers``: where tensors lie, by cuDNN's numbers. Plain numbers spare the front end asking each tensor."""
+def execute(plan: Planned, uids: tuple[int, ...], tensors: tuple[Tensor, ...]) -> None:
+    """``uids``: cuDNN's numbers of these tensors. The front end reads tensors in C++, 19 of them in 4 µs; addresses it
+    describes one by one in Python, in 70."""
+    device = tensors[0].device
     workspace = torch.empty(max(1, plan.workspace), device=device, dtype=torch.uint8)
-    plan.graph.execute(pointers, workspace.data_ptr(), handle=_handle(device))
+    plan.graph.execute(tensors, workspace, handle=_handle(device), tensor_uids=uids)
 
 
 class _Handle:
