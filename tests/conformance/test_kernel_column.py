@@ -110,6 +110,9 @@ def test_a_column_over_two_processes(monkeypatch):
     assert report.ok
     assert sorted(r.name for r in report.results if not r.refused) == ["/".join(cell) for cell in sorted(cells[1:])]
     assert report.to_json()["refusals"] == {"/".join(cells[0]): "sdpa has no sinks"}
+    orders = [run_column(["sdpa"], device="cpu", processes=1, smallest_first=first) for first in (False, True)]
+    largest, smallest = ([r.name for r in order.results if not r.refused] for order in orders)
+    assert largest == smallest[::-1]
     late = run_column(["sdpa"], device="cpu", processes=1, seconds=0.0)
     assert (len(late.results), late.to_json()["not reached"]) == (1, 2)
     assert not late.ok

@@ -6,13 +6,14 @@ import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.kernels.fused_calls import TOLERANCE, Case, Inputs, error
 from vantage.kernels import chooser, cudnn, gpu, kernel_named
 from vantage.kernels.cudnn import Cudnn, cannot_run
-from vantage.kernels.cudnn_operator import empty_outputs
+from vantage.kernels.cudnn_operator import empty_gradients, empty_outputs, side_by_side, suits
 from vantage.position.shaw import ValueDistances
 from vantage.spec.forms import DistanceTable, Slope, alibi_slopes
 from vantage.spec.masks import Causal, Chunked, Everything, Prefix, SameSegment, Window
@@ -106,6 +107,26 @@ def test_layers_that_share_a_call_read_their_own_tensors(learns):
                     torch.autograd.grad(right, wide, upstream.double()),
                 )
                 assert all(error(a, b) < TOLERANCE[torch.bfloat16] for a, b in zip(*grads, strict=True))
+
+
+@needs_cudnn
+@pytest.mark.parametrize("lengths", [[260, 203, 33], [3] * 40 + [376]], ids=["alike", "one is long"])
+def test_memory_of_a_backward_pass_over_documents(lengths):
+    """Where all documents as long as the longest would take much more than the tokens, cuDNN is told their number."""
+    from vantage.kernels.gpu import cudnn_graphs
+
+    H, d, tokens = 4, 128, sum(lengths)
+    at = Positions.packed([lengths]).to("cuda")
+    q, k, v, upstream = (torch.randn(1, H, tokens, d, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    runs = []
+    cudnn_graphs._plans.clear()
+    for kernel, dtype in ((Cudnn(), torch.bfloat16), (kernel_named("reference"), torch.float64)):
+        x = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        out = kernel(x[0], View(x[1], x[2], at), at.against(at), Need(DOCUMENTS, 0.1)).out
+        runs.append((out.detach(), *torch.autograd.grad(out, x, upstream.to(dtype))))
+    assert all(error(a, b) < TOLERANCE[torch.bfloat16] for a, b in zip(*runs, strict=True))
+    most = max(plan.workspace for plan in cudnn_graphs._plans.values())
+    assert tokens * H * d * 4 <= most < 2 * cudnn_graphs.MAX_PADDING * tokens * H * d * 4
 
 
 @needs_cudnn
@@ -283,3 +304,18 @@ def test_bounds_of_documents_are_few():
     assert longest == {(1, 2560), (1, 3072), (1, 3584), (1, 4096)}
     assert rounded(Positions.packed([[60] * 5])) == (8, 128)
     assert rounded(Positions.arange(1, 9)) == (0, 0)
+
+
+def test_offsets_of_documents_find_their_first_tokens():
+    """In every tensor of a call, whichever way it lies."""
+    B, H, G, T, d, e = 2, 6, 3, 12, 8, 16
+    at = Positions.packed([[5, 7], [3, 9]])
+    first = [(1, 3), (0, 5), (0, 0), (1, 0)]  # row and place, the longest first
+    q, k, v = (side_by_side(torch.zeros(B, n, T, width)) for n, width in ((H, d), (G, d), (G, e)))
+    tensors = (q, k, v, *empty_outputs(q, v, documents=True), *empty_gradients(q, k, v))
+    offsets, _ = cudnn._documents(at.against(at), 4, 9, cudnn._token_strides(q, k, v, True, True, True))
+    for x, begin in zip(tensors, offsets.flatten(1).tolist(), strict=True):
+        assert begin[:4] == [row * x.stride(0) + place * x.stride(2) for row, place in first]
+        assert suits(x, packed=True) or x.shape[3] == 1  # rows of the log-sum-exp lie at any multiple of 4 bytes
+        addresses = {sum(i * n for i, n in zip(at_, x.stride(), strict=True)) for at_ in np.ndindex(*x.shape)}
+        assert addresses == set(range(x.numel()))

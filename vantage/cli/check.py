@@ -73,6 +73,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="with --kernels: every pair that a kernel does not refuse, over N processes",
     )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="with --processes: stop after so long")
+    parser.add_argument(
+        "--smallest-first",
+        action="store_true",
+        help="with --processes: in the other order, so that what an earlier run did not reach in time comes first",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
@@ -118,6 +123,7 @@ def _through_kernels(args: argparse.Namespace, progress: Bar) -> KernelReport:
             device=args.device,
             processes=args.processes,
             seconds=args.seconds,
+            smallest_first=args.smallest_first,
             progress=progress,
         )
     part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", args.share)

@@ -156,11 +156,12 @@ def run_column(
     device: torch.device | str = "cuda",
     processes: int = 1,
     seconds: float = inf,
+    smallest_first: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> KernelReport:
     """Every pair of parts that these kernels take, over several processes. Cells with the same mask and scenario go to
-    one process: they ask for the same compiled kernels, which are kept on disk for the others. What
-    is not reached after so many ``seconds`` is left."""
+    one process: they ask for the same compiled kernels, which are kept on disk for the others. The largest such groups
+    come first. What is not reached after so many ``seconds`` is left, and comes first with ``smallest_first``."""
     check_usable(device)
     report, until = KernelReport(dtype), monotonic() + seconds
     context = get_context("spawn")
@@ -174,6 +175,8 @@ def run_column(
         report.not_reached = total = sum(map(len, groups.values()))
         parts = [part for group in groups.values() for part in _pieces(group)]
         parts.sort(key=len, reverse=True)
+        if smallest_first:
+            parts.reverse()  # what a run of the other order did not reach, from its very end on
         running = pool.imap_unordered(partial(_run_all, dtype=dtype, device=device), parts)
         while report.not_reached:
             try:

@@ -247,7 +247,7 @@ def _token_strides(q: Tensor, k: Tensor, v: Tensor, *as_they_are: bool) -> tuple
     (_, H, _, d), (_, G, _, e) = q.shape, v.shape
     alone = H * d, G * d, G * e
     given = (x.stride(2) if kept else n for x, kept, n in zip((q, k, v), as_they_are, alone, strict=True))
-    return *given, H * e, H, *alone
+    return *given, H * e, 1, *alone
 
 
 def _documents(pair: Pair, most: int, longest: int, strides: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -119,10 +119,11 @@ def laid_out(x: Tensor) -> Tensor:
 
 
 def empty_outputs(q: Tensor, v: Tensor, *, documents: bool) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, e), and the log-sum-exp (B, H, T, 1); with documents heads of a token lie side by side in it."""
+    """Output (B, H, T, e), and the log-sum-exp (B, H, T, 1); with documents, which are counted over all rows, each head
+    has all rows one behind the other in it."""
     (B, H, T, _), e = q.shape, v.shape[3]
     out = q.new_empty_strided((B, H, T, e), (T * H * e, e, H * e, 1))
-    strides = (T * H, 1, H, 1) if documents else (H * T, T, 1, 1)
+    strides = (T, B * T, 1, 1) if documents else (H * T, T, 1, 1)
     return out, q.new_empty_strided((B, H, T, 1), strides, dtype=torch.float32)
 
 

@@ -18,7 +18,8 @@ class Launch(NamedTuple):
     """A plan, and what it reads in every call of a pass."""
 
     plan: Planned
-    shared: dict[int, int]  # where offsets and lengths of documents lie, by cuDNN's numbers
+    uids: tuple[int, ...]  # cuDNN's numbers of what a call is given, and of what all calls share
+    shared: tuple[Tensor, ...]  # offsets and lengths of documents
 
 
 class PassCalls:
@@ -34,10 +35,7 @@ class PassCalls:
         launch = self.launches.get(way)
         if launch is None:
             launch = self.launches[way] = self._prepared(way, given)
-        uids, pointers = launch.plan.uids, launch.shared.copy()
-        for name, x in given.items():
-            pointers[uids[name]] = x.data_ptr()
-        execute(launch.plan, pointers, given["q"].device)
+        execute(launch.plan, launch.uids, (*given.values(), *launch.shared))
 
     def _prepared(self, way: str, given: dict[str, Tensor]) -> Launch:
         shared = {} if self.lengths is None else {"lengths": self.lengths}
@@ -46,7 +44,7 @@ class PassCalls:
             shared["dO_offsets"] = shared["o_offsets"]
             shared |= {f"{name}_offsets": shared[f"d{name}_offsets"] for name in "qkv"}
         plan = planned(way, given | shared, self.how, self.scale)
-        return Launch(plan, {plan.uids[name]: x.data_ptr() for name, x in shared.items()})
+        return Launch(plan, tuple(plan.uids[name] for name in (*given, *shared)), tuple(shared.values()))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, calls: PassCalls) -> tuple[Tensor, Tensor]:
