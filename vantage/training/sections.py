@@ -207,8 +207,8 @@ def check_optimiser(parallel: ParallelSettings, name: str) -> None:
     """Refuse an optimiser that cannot work on shares of parameters, where there are shares."""
     if loosely(name) != DIVIDING_OPTIMISER and max(parallel.tensor, parallel.experts) > 1:
         raise Refused(
-            f"optimiser.is = {name!r}: parallel.tensor and parallel.experts divide weights, so they need an optimiser that "
-            f"treats every number by itself: optimiser.is = {DIVIDING_OPTIMISER!r}"
+            f"optimiser.is = {name!r}: parallel.tensor and parallel.experts divide weights, so they need an optimiser "
+            f"that treats every number by itself: optimiser.is = {DIVIDING_OPTIMISER!r}"
         )
 
 
