@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if settings.on:
         from vantage.serve.on_ray import serve_on_ray
 
+        _note("Ray starts its processes and loads the model in each: some 20 seconds")
         serve_on_ray(settings, ready=lambda url: _tell(url, args.json))
         return 0
     from vantage.serve.run import serve
