@@ -37,7 +37,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web kernels browser cross ray triton lens authors run test test-all check format bench bench-compare docs docs-env \
+.PHONY: help env types lists web kernels browser cross ray triton lens authors run test test-all check format bench bench-compare docs docs-env \
 	dist install release clean
 
 help: ## say what there is to make
@@ -98,6 +98,15 @@ env: $(READY) ## only the environment
 
 types: env ## write the page's types from the models of the studio's API
 	$(BIN)/python -m vantage.serve.studio.types
+
+# A file is replaced once it is written: some are read by what writes the next.
+lists: env ## write anew what is generated from the code: the lists of parts, kernels, families and public names
+	$(BIN)/python -m vantage.parts > $(VENV)/list && cp $(VENV)/list docs/parts.md
+	$(BIN)/python -m vantage.families.table > $(VENV)/list && cp $(VENV)/list docs/families.md
+	$(BIN)/python tools/public_types.py > $(VENV)/list && cp $(VENV)/list vantage/__init__.pyi
+	$(BIN)/python tools/reference.py > $(VENV)/list && cp $(VENV)/list docs/reference.md
+	$(BIN)/python -m tools.kernel_table
+	$(BIN)/python -m tests.conformance.test_variants
 
 web: $(PAGE) ## build the studio's page, where its sources have changed
 
