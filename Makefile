@@ -138,21 +138,21 @@ triton: env ## Triton, whose interpreter runs the GPU kernels in the tests; torc
 
 lens: ## TransformerLens in an environment of its own, which the tests and the bench of interventions compare with
 	@$(LENS)/bin/python -c 'import transformer_lens' 2>/dev/null || { \
-		$(PYTHON) -m venv $(LENS) && \
+		echo "installing TransformerLens into $(LENS)" && $(PYTHON) -m venv $(LENS) && \
 		$(LENS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' bench/transformer_lens.txt) && \
 		$(LENS)/bin/python $(PIP) -r bench/transformer_lens.txt; \
 	} || echo "TransformerLens cannot be installed here: its tests are skipped."
 
 authors: ## the authors' own code of parts, in an environment of its own, which the tests compare with
 	@$(AUTHORS)/bin/python -c 'import entmax, kvpress, fla' 2>/dev/null || { \
-		$(PYTHON) -m venv $(AUTHORS) && \
+		echo "installing the authors' code into $(AUTHORS)" && $(PYTHON) -m venv $(AUTHORS) && \
 		$(AUTHORS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' tests/oracles/authors.txt) && \
 		$(AUTHORS)/bin/python $(PIP) -r tests/oracles/authors.txt; \
 	} || echo "The authors' code cannot be installed here: its tests are skipped."
 
 docs-env: ## what builds the site, in an environment of its own
 	@$(DOCS)/bin/python -c 'import material' 2>/dev/null || { \
-		$(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python $(PIP) -r tools/docs_requirements.txt; \
+		echo "installing mkdocs-material into $(DOCS)" && $(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python $(PIP) -r tools/docs_requirements.txt; \
 	} || echo "mkdocs-material cannot be installed here: the test of the site is skipped."
 
 # torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another. What it
