@@ -37,7 +37,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types web kernels browser cross ray triton lens authors run test test-all check format bench bench-compare docs docs-env \
+.PHONY: help env types lists web kernels browser cross ray triton lens authors run test test-all check format bench bench-compare docs docs-env \
 	dist install release clean
 
 help: ## say what there is to make
@@ -99,6 +99,15 @@ env: $(READY) ## only the environment
 types: env ## write the page's types from the models of the studio's API
 	$(BIN)/python -m vantage.serve.studio.types
 
+# A file is replaced once it is written: some are read by what writes the next.
+lists: env ## write anew what is generated from the code: the lists of parts, kernels, families and public names
+	$(BIN)/python -m vantage.parts > $(VENV)/list && cp $(VENV)/list docs/parts.md
+	$(BIN)/python -m vantage.families.table > $(VENV)/list && cp $(VENV)/list docs/families.md
+	$(BIN)/python tools/public_types.py > $(VENV)/list && cp $(VENV)/list vantage/__init__.pyi
+	$(BIN)/python tools/reference.py > $(VENV)/list && cp $(VENV)/list docs/reference.md
+	$(BIN)/python -m tools.kernel_table
+	$(BIN)/python -m tests.conformance.test_variants
+
 web: $(PAGE) ## build the studio's page, where its sources have changed
 
 kernels: env ## build the native CPU kernels ahead, for the wheel: Linux on x86-64 and, with a cross compiler, aarch64
@@ -129,21 +138,21 @@ triton: env ## Triton, whose interpreter runs the GPU kernels in the tests; torc
 
 lens: ## TransformerLens in an environment of its own, which the tests and the bench of interventions compare with
 	@$(LENS)/bin/python -c 'import transformer_lens' 2>/dev/null || { \
-		$(PYTHON) -m venv $(LENS) && \
+		echo "installing TransformerLens into $(LENS)" && $(PYTHON) -m venv $(LENS) && \
 		$(LENS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' bench/transformer_lens.txt) && \
 		$(LENS)/bin/python $(PIP) -r bench/transformer_lens.txt; \
 	} || echo "TransformerLens cannot be installed here: its tests are skipped."
 
 authors: ## the authors' own code of parts, in an environment of its own, which the tests compare with
 	@$(AUTHORS)/bin/python -c 'import entmax, kvpress, fla' 2>/dev/null || { \
-		$(PYTHON) -m venv $(AUTHORS) && \
+		echo "installing the authors' code into $(AUTHORS)" && $(PYTHON) -m venv $(AUTHORS) && \
 		$(AUTHORS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' tests/oracles/authors.txt) && \
 		$(AUTHORS)/bin/python $(PIP) -r tests/oracles/authors.txt; \
 	} || echo "The authors' code cannot be installed here: its tests are skipped."
 
 docs-env: ## what builds the site, in an environment of its own
 	@$(DOCS)/bin/python -c 'import material' 2>/dev/null || { \
-		$(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python $(PIP) -r tools/docs_requirements.txt; \
+		echo "installing mkdocs-material into $(DOCS)" && $(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python $(PIP) -r tools/docs_requirements.txt; \
 	} || echo "mkdocs-material cannot be installed here: the test of the site is skipped."
 
 # torch comes first and by itself, so that the pinned version is the one that is found and nothing pulls another. What it

@@ -16,7 +16,7 @@ def stub() -> str:
     homes = [(vantage._HOME[name], name) for name in vantage._HOME]
     homes += [(path.rpartition(".")[0], name) for name, path in vantage._MODULES.items()]
     lines = [f"from {module} import {name} as {name}\n" for module, name in sorted(homes)]
-    return "".join([HEADER, *lines, "\n__version__: str\n"])
+    return "".join([HEADER, *lines, "\n__version__: str\n__all__: list[str]\n"])
 
 
 if __name__ == "__main__":

@@ -111,3 +111,4 @@ from vantage.spec.positions import Positions as Positions
 from vantage.training import train as train
 
 __version__: str
+__all__: list[str]

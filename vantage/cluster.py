@@ -33,6 +33,11 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def first_on_machine() -> bool:
+    """Whether no other process was started here before this one: the others would draw over what it draws."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def check_tensor_parallel(count: int, verb: str) -> None:
     """Refuse to share a model out over another number of processes than there are."""
     if count not in (1, started := processes()):

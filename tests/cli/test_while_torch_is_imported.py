@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from vantage.cli.models import busy
 
 # Runs every command up to its import of torch, and says what its user sees then.
 SCRIPT = """
@@ -110,3 +113,22 @@ def test_the_wait_is_not_silent(command: str, seen: dict[str, tuple[str | None, 
     shown, printed = seen[command]
     assert shown is not None, f"it never came to torch:\n{printed}"
     assert shown, "nothing was drawn or printed before torch was imported"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("rank", "draws"), [(None, True), ("0", True), ("1", False)])
+def test_of_several_processes_the_first_on_a_machine_draws(
+    rank: str | None, draws: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with busy("starting"):
+        pass
+    assert ("starting" in terminal.getvalue()) == draws

@@ -43,7 +43,7 @@ def lines() -> Iterator[str]:
 
 
 def test_what_is_tried_is_the_committed_list():
-    assert list(lines()) == LIST.read_text().splitlines()
+    assert list(lines()) == LIST.read_text().splitlines(), "run `python -m tests.conformance.test_variants`"
 
 
 if __name__ == "__main__":

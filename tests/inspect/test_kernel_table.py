@@ -41,7 +41,7 @@ def test_every_part_stands_in_both_tables() -> None:
     generated = TEXT.partition(kernel_table.BEGIN)[2].partition(kernel_table.END)[0]
     rows = [line.split("|")[1] for line in generated.splitlines() if line.startswith("|")]
     for title in titles:
-        assert sum(title in row.strip().split(", ") for row in rows) == 2, title
+        assert sum(title in row.strip().split(", ") for row in rows) == 2, f"{title}: `python -m tools.kernel_table`"
 
 
 @needs_native

@@ -114,8 +114,10 @@ def load_model(
 
 @contextlib.contextmanager
 def busy(label: str) -> Iterator[None]:
-    """A spinner, where standard error is a terminal."""
-    if not sys.stderr.isatty():
+    """A spinner, where standard error is a terminal; of several processes the first on each machine has one."""
+    from vantage.cluster import first_on_machine
+
+    if not sys.stderr.isatty() or not first_on_machine():
         yield
         return
     from rich.console import Console

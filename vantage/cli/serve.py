@@ -76,15 +76,15 @@ def run(args: argparse.Namespace) -> int:
     check_max_memory(settings.batching.max_memory or None)
     for adapter in settings.adapters:
         find_adapter(adapter.path)
+    _note("the server is starting")  # what follows takes seconds
     if settings.tensor_parallel > 1 and not settings.on:
         return _serve_in_group(settings, args.json)
-    if sys.stderr.isatty():  # not among the lines of a log
-        print("vantage: the server is starting", file=sys.stderr, flush=True)  # what follows takes seconds
     for served in settings.models:
         _bring(served.source)
     if settings.on:
         from vantage.serve.on_ray import serve_on_ray
 
+        _note("Ray starts its processes and loads the model in each: some 20 seconds")
         serve_on_ray(settings, ready=lambda url: _tell(url, args.json))
         return 0
     from vantage.serve.run import serve
@@ -109,8 +109,17 @@ def _serve_in_group(settings: Any, as_json: bool) -> int:
             channel.tell("the model is here")
         else:
             channel.hear()
+            _note("this machine computes with the first one, which accepts the connections (Ctrl-C to stop)")
         serve_in_group(settings, channel, ready=lambda url: _tell(url, as_json))
     return 0
+
+
+def _note(text: str) -> None:
+    """For who looks at a terminal, not among the lines of a log; once on each machine."""
+    from vantage.cluster import first_on_machine
+
+    if sys.stderr.isatty() and first_on_machine():
+        print(f"vantage: {text}", file=sys.stderr, flush=True)
 
 
 def _bring(source: str) -> None:

@@ -104,8 +104,7 @@ def run(args: argparse.Namespace) -> int:
         check_run_folder(out, resume=args.resume)
     check_table_optimiser(table)
     note = promise_note(args.settings, changes)
-    if processes() == 1:  # several would draw over each other
-        import_torch()
+    import_torch()
     from vantage.training.settings import settings_of
 
     settings = settings_of(table)

@@ -22,7 +22,7 @@ from vantage.training.learners import Learner
 from vantage.training.models import DataFacts, learner_of
 from vantage.training.optimise import OPTIMISERS
 from vantage.training.optimise.tensors import like, local, reshard, whole
-from vantage.training.sections import check_optimiser
+from vantage.training.sections import check_divides
 from vantage.training.settings import TrainSettings
 
 CORE = "core."  # the model's name in its learner
@@ -31,7 +31,7 @@ CORE = "core."  # the model's name in its learner
 def divided_learner(settings: TrainSettings, facts: DataFacts, world: World) -> tuple[Learner, MeshShares]:
     """A learner whose model is this process's share of the whole, which no process holds at any time."""
     kind = type(settings.optimiser)
-    check_optimiser(settings.parallel, OPTIMISERS.name_of(kind) or kind.__name__)
+    check_divides(OPTIMISERS.name_of(kind) or kind.__name__)
     shares: list[ModelShare] = []
 
     def divide(spec: ModelSpec) -> ModelShare:

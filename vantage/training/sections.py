@@ -203,21 +203,23 @@ def parallel_of(table: Mapping[str, Any]) -> ParallelSettings:
     return reader.value(section, ParallelSettings, "parallel", "settings.parallel", 0)
 
 
-def check_optimiser(parallel: ParallelSettings, name: str) -> None:
-    """Refuse an optimiser that cannot work on shares of parameters, where there are shares."""
-    if loosely(name) != DIVIDING_OPTIMISER and max(parallel.tensor, parallel.experts) > 1:
+def check_divides(name: str) -> None:
+    """Refuse an optimiser that cannot work on shares of parameters."""
+    if loosely(name) != DIVIDING_OPTIMISER:
         raise Refused(
-            f"optimiser.is = {name!r}: with parallel.tensor and parallel.experts a process has a part of each weight, "
-            f"and this optimiser needs whole ones: use optimiser.is = {DIVIDING_OPTIMISER!r}, which treats every "
-            "number by itself"
+            f"optimiser.is = {name!r}: parallel.tensor and parallel.experts divide weights, so they need an optimiser "
+            f"that treats every number by itself: optimiser.is = {DIVIDING_OPTIMISER!r}"
         )
 
 
 def check_table_optimiser(table: Mapping[str, Any]) -> None:
-    """The same for a table of settings."""
+    """The same for a table of settings that divides parameters."""
+    parallel = parallel_of(table)
+    if max(parallel.tensor, parallel.experts) == 1:
+        return
     section = table.get("optimiser", DIVIDING_OPTIMISER)
     name = section.get(KIND, DIVIDING_OPTIMISER) if isinstance(section, dict) else section
-    check_optimiser(parallel_of(table), str(name))
+    check_divides(str(name))
 
 
 def check_seed(seed: int) -> None:
