@@ -261,6 +261,7 @@ class Machine(RuleBasedStateMachine):
             assert self.pool.free == self.pool.blocks
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: "-".join(str(x) for x in vars(k).values()))
 def test_holds_what_lists_hold(kind: Kind) -> None:
     machine = type("Machine", (Machine,), {"kind": kind})

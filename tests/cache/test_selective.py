@@ -43,6 +43,7 @@ from vantage.spec.positions import Positions
 # ---- cached is that rule
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 def test_cached_is_the_rule_written_out(kind, cuts):
@@ -66,6 +67,7 @@ def orders(row):
 OTHERS = ["alibi", "t5", "kerple", "fire", "shaw", "xl", "fox", "bank", "shifted", "xpos", "mrope", "learned"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["sinks", "heavy hitters"])
 @pytest.mark.parametrize("position", OTHERS)
 def test_every_encoding_with_the_same_keys_masked(kind, position):

@@ -117,11 +117,13 @@ def test_every_spec_of_the_conformance_matrix():
     assert count > 1000
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cell", some_cells(), ids=lambda cell: "-".join(cell[:3]))
 def test_logits_are_equal_to_the_last_bit(cell, tmp_path):
     same_outputs(spec_for(cell), tmp_path)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec", OTHERS.values(), ids=OTHERS)
 def test_what_else_a_spec_can_hold(spec, tmp_path):
     loaded = same_outputs(spec, tmp_path)

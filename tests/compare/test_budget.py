@@ -117,6 +117,7 @@ def took(machine: Machine, experiment: Experiment) -> float:
 # ---- planning
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", [60, 90, 300, 840, 7200])
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_it_holds_from_the_call_to_the_report(seconds: float, workers: int, tmp_path: Path) -> None:

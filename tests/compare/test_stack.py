@@ -22,6 +22,7 @@ def parts(position: str, attention: str = "multi-head"):
     return made.spec(data[0].vocab), data, Recipe(steps=4, batch=6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("position", "attention"),
     [*((position, "multi-head") for position in all_positions()), *(("rope", name) for name in AROUND)],

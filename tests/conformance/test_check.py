@@ -38,6 +38,7 @@ from vantage.spec.masks import Causal, Chunked, Prefix, SameSegment, Window
 # ---- our own models
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", encodings())
 def test_ours_hold_with_every_encoding(name: str):
     report = vt.check(ours(position=encodings()[name](), max_length=64))

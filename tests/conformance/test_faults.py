@@ -187,6 +187,7 @@ OWN: dict[str, Case] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fault", OWN)
 def test_a_fault_in_a_part_is_named_and_the_right_part_beside_it_passes(fault: str):
     case = OWN[fault]

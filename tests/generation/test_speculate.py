@@ -69,6 +69,7 @@ TAKES_BACK = [case for case in zoo.CASES if case not in NTK]
 GREEDY = [(m, k, d) for m, k in TAKES_BACK for d in DRAFTS]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "kind", "draft"), GREEDY)
 def test_greedy_tokens_are_those_of_plain_decoding(name: str, kind: str, draft: str) -> None:
     if (name, draft) == ("encoder-decoder", "itself"):

@@ -200,6 +200,7 @@ def test_pieces_behind_a_cache_are_one_pass(part):
 # ---- memory
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("part", PARTS)
 def test_twice_the_length_takes_no_more_than_twice_the_memory(part, train, monkeypatch):

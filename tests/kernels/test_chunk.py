@@ -51,6 +51,7 @@ def extras(options):
     return given
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("held", "new", "bucket", "splits", "block"), [(0, 5, 8, 1, 4), (37, 7, 8, 4, 4), (21, 16, 16, 2, 0)]

@@ -20,6 +20,7 @@ def check(case: Case, dtype: torch.dtype, block: int | None = 16) -> None:
     assert {name: e for name, e in errors.items() if not e <= 3 * TOLERANCE[dtype]} == {}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", SMALL_COUNTS, ids=str)
 def test_it_is_the_reference(case):
     check(case, torch.float32)

@@ -21,6 +21,7 @@ def blocks_of(kind: str, outputs: int, inputs: int):
     return packed.unpack().to(DEVICE), DeviceBlocks(packed.data.to(DEVICE), packed.format, outputs, inputs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("outputs", [40, 150])
 def test_unpacked_weights_are_what_the_file_says(kind: str, outputs: int):
@@ -32,6 +33,7 @@ def test_unpacked_weights_are_what_the_file_says(kind: str, outputs: int):
     torch.testing.assert_close(unpacked(blocks, torch.float32, ids), want[ids], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("outputs", "count", "tile", "splits"),
@@ -59,6 +61,7 @@ def test_a_product_with_blocks(kind: str, outputs: int, count: int, tile: int, s
     assert float((out - want).abs().max()) < 2e-5 * float((weight.double().abs() @ wide.abs()).max())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("outputs", "count", "rows_", "splits"), [(40, 2, 2, 1), (150, 3, 5, 1), (70, 5, 16, 3)])
 def test_a_product_of_several_rows_with_blocks(kind: str, outputs: int, count: int, rows_: int, splits: int):

@@ -101,6 +101,7 @@ def test_a_step_gives_the_logits_of_a_whole_pass(options):
     assert cache.tokens == (7, 3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["paged", "contiguous", "static"])
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 @torch.inference_mode()
@@ -277,6 +278,7 @@ def test_the_same_bits_alone_and_after_another_cache():
     assert steps.ahead([prompt[-1]], [contiguous], 3, [GREEDY]).read().tokens == results[0].tokens
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["rope", "t5, window", "shaw", "xpos", "fox"])
 @pytest.mark.parametrize("kind", ["paged", "quantised", "static"])
 @torch.inference_mode()
@@ -435,6 +437,7 @@ def test_a_function_of_many_pieces_is_looked_up_and_one_of_few_a_product(most, a
     assert {bias.form for bias in graph._biases} == {(score_bias.PIECES_AS_PRODUCT if most else PIECES).value}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LATENTS)
 @torch.inference_mode()
 def test_latents_give_the_logits_of_a_whole_pass(name):

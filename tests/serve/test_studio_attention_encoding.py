@@ -142,6 +142,7 @@ def test_no_position_acts_across(studio):
     assert "cross-attention" in scores(studio, seen, 1, "cross")["note"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("model", "name"),
     [("tiny", name) for name in choices()] + [("both", name) for name in ("learned", "t5", "shaw", "xl", "fire")],
