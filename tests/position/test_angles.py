@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tests.position.helpers import unread
 from vantage.errors import BadInput
@@ -81,3 +82,24 @@ def test_fractions_are_refused_where_there_is_a_table():
     angles.need_whole(Positions.of(order), "x")
     with pytest.raises(BadInput, match="flux has entries for whole positions only"):
         angles.need_whole(Positions.of(order / 2, order=order), "flux")
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 1, 2, 32), (1, 1, 16, 32), (2, 1, 5, 37), (1, 1, 64, 32), (1, 1, 65, 32)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_few_angles_have_the_bits_of_many(shape: tuple[int, ...], dtype: torch.dtype):
+    angle = torch.rand(shape, dtype=dtype) * 5000
+    cos, sin = angles.cos_sin(angle)
+    assert torch.equal(cos, angle.cos())
+    assert torch.equal(sin, angle.sin())
+    assert cos.shape == sin.shape == angle.shape
+
+
+def test_few_angles_are_not_shared_out():
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
+        angles.cos_sin(torch.rand(1, 1, 16, 32))
+    sizes = [
+        torch.Size(event.input_shapes[0]).numel()
+        for event in record.events()
+        if event.name in ("aten::cos", "aten::sin")
+    ]
+    assert sizes == [angles.PIECE] * (2 * 16 * 32 // angles.PIECE)

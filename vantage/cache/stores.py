@@ -13,6 +13,7 @@ from vantage.cache.dump import damaged
 from vantage.cache.grouped import Grouped
 from vantage.cache.ledger import Ledger, Step
 from vantage.cache.moves import BlockCopies, Copied, Packing, Scatter
+from vantage.cache.one_thread import copy_places, zeros
 from vantage.cache.running import as_kept
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions
@@ -246,7 +247,7 @@ class Store:
         self.version += 1
         for buffer in old:
             wide = self._zeros((*buffer.shape[:-2], places, buffer.shape[-1]), buffer.dtype)
-            wide.narrow(-2, 0, self._places).copy_(buffer)
+            copy_places(wide, buffer)
             self._buffers.append(wide)
         self._places = places
 
@@ -264,4 +265,4 @@ class Store:
         # zeros, since an empty place is read with weight 0 and must not be NaN; and not an
         # inference tensor, which could not be written outside inference mode
         with torch.inference_mode(False):
-            return torch.zeros(shape, dtype=dtype, device=self._device)
+            return zeros(shape, dtype, self._device)

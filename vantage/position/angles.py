@@ -35,6 +35,19 @@ def angles(pos_RT: Tensor, freq_k: Tensor) -> Tensor:
     return pos_RT[:, None, :, None].to(freq_k.dtype) * freq_k
 
 
+FEW, PIECE = 2048, 64  # angles
+
+
+def cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
+    """On a CPU, of few angles by the calling thread alone: torch's MKL gives a hundred of them to several threads, and
+    those that are done spin for 7 ms, on a core that somebody else may want. The bits are the same."""
+    if angle.device.type != "cpu" or not PIECE < angle.numel() <= FEW or torch.compiler.is_compiling():
+        return angle.cos(), angle.sin()
+    pieces = angle.reshape(-1).split(PIECE)
+    cos, sin = torch.cat([piece.cos() for piece in pieces]), torch.cat([piece.sin() for piece in pieces])
+    return cos.view(angle.shape), sin.view(angle.shape)
+
+
 def highest(pos: Positions) -> int | None:
     """The highest position in use, as far as the host knows; -1 if there is none; ``None``: not known."""
     if pos.known.pos is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vantage.errors import BadInput, LengthExceeded
-from vantage.position.angles import angles, bound, highest, need_even, rows
+from vantage.position.angles import angles, bound, cos_sin, highest, need_even, rows
 from vantage.position.scaling import Default, Rule
 from vantage.spec.abilities import Bands, Effect
 from vantage.spec.native import HeadColumns, Program
@@ -162,8 +162,7 @@ STEPS = 32  # positions in a row whose tables are made together, once steps come
 
 def turns(pos_RT: Tensor, freq_k: Tensor, factor: float, pairing: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and signed sin of every angle, (R, 1, T, 2k), where the pairing has them."""
-    angle = angles(pos_RT, freq_k)
-    cos, sin = angle.cos() * factor, angle.sin() * factor
+    cos, sin = (x * factor for x in cos_sin(angles(pos_RT, freq_k)))
     return join(cos, cos, pairing).to(dtype), join(-sin, sin, pairing).to(dtype)
 
 

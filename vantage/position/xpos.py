@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vantage.errors import BadInput
-from vantage.position.angles import angles, at_most, frequencies, need_even, rows
+from vantage.position.angles import angles, at_most, cos_sin, frequencies, need_even, rows
 from vantage.position.rope import PAIRINGS, banded, check_pairing, join, rotate
 from vantage.spec.abilities import Bands, Effect
 from vantage.spec.native import HeadColumns, Program
@@ -104,7 +104,7 @@ class FadingTables:
             fade = ((pair + c.gamma) / (1 + c.gamma)) ** angles(
                 rows(pos), freq.new_full((1,), self.sign / c.scale_base)
             )
-            cos, sin = angle.cos() * fade, angle.sin() * fade
+            cos, sin = (x * fade for x in cos_sin(angle))
             return join(cos, cos, c.pairing).to(dtype), join(-sin, sin, c.pairing).to(dtype)
 
         return pos.once((self.config, self.dim, dtype, self.sign), make)
