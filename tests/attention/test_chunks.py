@@ -102,6 +102,12 @@ def test_state_spaces(groups: int, kind: str, rows: str):
     compare(state_space_by_token, state_space_in_chunks, inputs, ROWS[rows](T))
 
 
+def test_how_many_tokens_a_chunk_has():
+    """A power of two, no more than the tokens fill and no more than 64; up to 4 tokens go one by one."""
+    assert [chunks.chunk_size(n) for n in (1, 2, 3, 5, 8, 9, 64, 65)] == [1, 2, 4, 8, 8, 16, 64, 64]
+    assert [chunks.goes_by_token(n) for n in (1, 4, 5)] == [True, True, False]
+
+
 @pytest.mark.parametrize("channels", [1, D], ids=["heads", "channels"])
 def test_the_same_key_again_and_again(channels: int):
     """With β = 2 and no decay each token turns what is there to its opposite: no inverse by powers stands that."""
