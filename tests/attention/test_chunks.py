@@ -11,10 +11,12 @@ from torch import Tensor
 import vantage as vt
 from tests.attention.helpers import F64, context, vectors
 from vantage.attention import chunks
-from vantage.attention.delta_rule import delta_rule_by_token, delta_rule_in_chunks
-from vantage.attention.state_space import state_space_by_token, state_space_in_chunks
+from vantage.attention.delta_rule import delta_rule_by_token, delta_rule_in_chunks, delta_rule_operations
+from vantage.attention.state_space import state_space_by_token, state_space_in_chunks, state_space_operations
 from vantage.cache.build import no_caches
 from vantage.conformance.scenarios import sharpen
+from vantage.spec.operations import PassSize
+from vantage.spec.parts import Shape
 from vantage.spec.positions import Positions
 
 H, D, E = 4, 5, 3
@@ -91,6 +93,14 @@ def test_any_length(channels: int, T: int):
     )
 
 
+def test_keys_of_two_channels():
+    """The fewest that can decay each by itself."""
+    T = 20
+    q, k, v = unit(vectors(2, T, H, 2)), unit(vectors(2, T, H, 2, seed=1)), vectors(2, T, H, E, seed=2)
+    inputs = [q, k, v, decays("mild", 2, T, H, 2), vectors(2, T, H, 1, seed=3).sigmoid(), vectors(2, H, 2, E, seed=4)]
+    compare(delta_rule_by_token, delta_rule_in_chunks, inputs, Positions.arange(2, T))
+
+
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", ["mild", "strong", "nothing left"])
@@ -100,6 +110,26 @@ def test_state_spaces(groups: int, kind: str, rows: str):
     x, b, c = vectors(2, T, H, E), vectors(2, T, groups, D, seed=1), vectors(2, T, groups, D, seed=2)
     inputs = [x, decays(kind, 2, T, H), b, c, vectors(2, H, D, E, seed=4)]
     compare(state_space_by_token, state_space_in_chunks, inputs, ROWS[rows](T))
+
+
+def test_how_many_tokens_a_chunk_has():
+    """A power of two, no more than the tokens fill and no more than 64; up to 4 tokens go one by one."""
+    assert [chunks.chunk_size(n) for n in (1, 2, 3, 5, 8, 9, 64, 65)] == [1, 2, 4, 8, 8, 16, 64, 64]
+    assert [chunks.goes_by_token(n) for n in (1, 4, 5)] == [True, True, False]
+
+
+@pytest.mark.parametrize("rule", ["delta rule by head", "delta rule by channel", "state space"])
+def test_each_chunk_costs_the_same(rule: str):
+    """130 tokens are three chunks: the last is filled up."""
+    shape = Shape(width=20, heads=H, kv_heads=2, key_dim=D, value_dim=E, rotary_dim=0)
+
+    def operations(tokens: int) -> dict[str, int]:
+        size = PassSize(2, tokens, tokens)
+        if rule == "state space":
+            return state_space_operations(size, shape)
+        return delta_rule_operations(size, shape, by_channel=rule.endswith("channel"))
+
+    assert operations(130) == {name: 3 * cost for name, cost in operations(64).items()}
 
 
 @pytest.mark.parametrize("channels", [1, D], ids=["heads", "channels"])

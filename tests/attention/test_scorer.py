@@ -7,6 +7,8 @@ from tests.attention.helpers import attention, build_context, check_gradients, r
 from vantage.attention import GroupedQuery, NoBias
 from vantage.attention.scorer import Scorer, merge_heads
 from vantage.errors import BadInput
+from vantage.position import encoding
+from vantage.spec.forms import GateSums, LogDistance, QueryDistances, ValueTable
 from vantage.spec.masks import Causal, Window
 from vantage.spec.model import Scores
 from vantage.spec.normalisers import Argmax, Softmax
@@ -17,6 +19,21 @@ from vantage.spec.positions import Positions
 def test_heads_are_put_side_by_side():
     x = torch.arange(8.0).view(1, 2, 2, 2)  # (B, H, T, d)
     assert merge_heads(x).tolist() == [[[0, 1, 4, 5], [2, 3, 6, 7]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "bias", "values"),
+    [("kerple", LogDistance, type(None)), ("shaw", QueryDistances, ValueTable), ("fox", GateSums, type(None))],
+)
+def test_what_native_kernels_are_told_of_an_encoding(name, bias, values):
+    """What its biases were made of, since they are made beforehand; but a gate is multiplied as other weights are."""
+    module = attention(GroupedQuery(4, 2), 16, Causal(), parts=encoding(name).parts(causal=True))
+    form = module.scorer.score_form()
+    assert isinstance(form.bias, bias)
+    assert isinstance(form.values, values)
+    learned = [] if name == "fox" else [p for part, p in module.scorer.named_parameters() if "bias" in part]
+    assert [id(p) for p in form.learned] == [id(p) for p in learned]
+    assert len(learned) == {"kerple": 2, "shaw": 2, "fox": 0}[name]
 
 
 def watched(config, x, **options):

@@ -1,7 +1,8 @@
 """Which tests run which lines, recorded once: a mutant meets the tests that run its line, and no others.
 
 A test that never runs a line cannot see that it was changed. What a module does when it is imported (constants,
-defaults) belongs to no test; there every test counts that runs anything in the file.
+defaults) belongs to no test; there every test counts that runs anything in the file, and those of the file that reads
+what all parts of a package declare.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from tests.mutation.mutants import Mutant
 
 NEAREST = 3  # files of tests that know a source file best, which a mutant meets first
+DECLARED = {"attention": "tests/attention/test_bounds.py", "position": "tests/position/test_registry.py"}
 SECONDS = 40.0  # of other tests, the quickest first; what passes them all has survived
 
 
@@ -40,9 +42,13 @@ class Covering:
     def stages(self, mutant: Mutant, root: Path) -> list[list[str]]:
         """The tests for a mutant: those of the files that know it best, then the quickest of the others."""
         of = self.lines.get(mutant.file, {})
-        covering = of.get(mutant.number, []) if mutant.number in in_functions(root / mutant.file) else []
+        called = mutant.number in in_functions(root / mutant.file)
+        covering = of.get(mutant.number, []) if called else []
         covering = covering or sorted({test for tests in of.values() for test in tests})
         nearest = self._nearest(mutant.file)
+        if not called and (declared := DECLARED.get(Path(mutant.file).parent.name)) is not None:
+            covering = sorted({*covering, *(i for i in range(len(self.tests)) if self.file(i) == declared)})
+            nearest.add(declared)
         near = [i for i in covering if self.file(i) in nearest]
         return [self._quickest(near), self._quickest([i for i in covering if self.file(i) not in nearest])]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import EXPLAINED, PROCESSES, ROOT, TESTS, explained, explains, parts
+from tests.mutation.__main__ import EXPLAINED, PROCESSES, ROOT, TARGETS, TESTS, explained, explains, parts
 from tests.mutation.collected import exchange
-from tests.mutation.covering import SECONDS, Covering, in_functions
+from tests.mutation.covering import DECLARED, SECONDS, Covering, in_functions
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.recording import MonitoredLines, Part, TracedLines, digest, kept_record, record, still_true
 
@@ -120,6 +120,29 @@ def test_a_mutant_meets_the_tests_of_its_line_the_nearest_and_the_quickest_first
     assert covering.stages(a_mutant(6), tmp_path) == everything  # of a line that nothing seems to run
     (tmp_path / "unused.py").write_text("")
     assert covering.stages(Mutant("unused.py", 1, "", "nothing", None), tmp_path) == [[], []]
+
+
+def test_what_a_module_declares_meets_the_tests_of_all_declarations(tmp_path: Path, covering: Covering) -> None:
+    """They run no line of its file."""
+    (tmp_path / "vantage/attention").mkdir(parents=True)
+    (tmp_path / "vantage/attention/sizes.py").write_text(SIZES)
+    covering.lines["vantage/attention/sizes.py"] = covering.lines.pop("sizes.py")
+    covering.tests.append(f"{DECLARED['attention']}::a")
+    covering.seconds.append(2.5)
+    limit, call = (Mutant("vantage/attention/sizes.py", line, "", "nothing", None) for line in (1, 5))
+    assert covering.stages(limit, tmp_path)[0] == [
+        "sizes_c.py::b",
+        "sizes_c.py::a",
+        "sizes_b.py::a",
+        f"{DECLARED['attention']}::a",
+        "sizes_a.py::a",
+    ]
+    assert not any(DECLARED["attention"] in test for stage in covering.stages(call, tmp_path) for test in stage)
+
+
+def test_the_tests_of_all_declarations_are_there() -> None:
+    assert set(DECLARED) <= set(TARGETS)
+    assert set(DECLARED.values()) <= {part.file for part in parts()}
 
 
 def test_slow_tests_are_left_out_unless_there_is_no_other(tmp_path: Path, covering: Covering) -> None:

@@ -56,12 +56,13 @@ def bias_of(
     x: Tensor | None = None,
     streams: tuple[Tensor, ...] = (),
     own: tuple[Tensor, ...] = (),
+    softcap: float | None = None,
 ) -> Tensor:
     """The bias as a tensor (B, H, T, S)."""
     (B, T), S = q_pos.shape, k_pos.shape[1]
     q = vectors(B, shape.heads, T, shape.key_dim, 1) if q is None else q
     k = vectors(B, shape.kv_heads, S, shape.key_dim, 2) if k is None else k
-    inputs = inputs_of(module, q, k, q_pos, k_pos, scale)
+    inputs = inputs_of(module, q, k, q_pos, k_pos, scale)._replace(softcap=softcap)
     inputs = inputs if x is None else inputs._replace(x=x)
     inputs = inputs if not streams else inputs._replace(streams=streams, own=own)
     value = materialise(module.at(inputs), q_pos.against(k_pos), shape.heads, q.dtype)

@@ -33,18 +33,21 @@ def test_worked_by_hand():
         assert float(bias[0, 0, 1, 0]) == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("inner", ["alibi", "kerple", "fire", "t5"])
 @torch.no_grad()
-def test_the_formula_pair_by_pair(inner: str):
-    """Scores and biases of all heads of one pair into the network, one number for each head out of it."""
+def test_the_formula_pair_by_pair(inner: str, softcap: float | None):
+    """Scores and biases of all heads of one pair into the network, one number for each head out of it. Where scores are
+    capped, the network sees them so."""
     config = DAPE(encoding(inner), hidden=5).parts(causal=True).bias
     part, pos = built(config), Positions.arange(2, 5)
     q, k = vectors(2, 4, 5, 6, seed=1), vectors(2, 2, 5, 6, seed=2)
     plain = bias_of(part.inner, pos, pos, q=q, k=k)
-    got = bias_of(part, pos, pos, q=q, k=k)
+    got = bias_of(part, pos, pos, q=q, k=k, softcap=softcap)
     for i in range(5):
         for j in range(5):
             scores = torch.stack([0.3 * (q[:, h, i] * k[:, h // 2, j]).sum(-1) for h in range(4)], -1)
+            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
             given = torch.cat((scores, plain[:, :, i, j]), -1)
             change = part.down(torch.nn.functional.leaky_relu(part.up(given)))
             torch.testing.assert_close(got[:, :, i, j], plain[:, :, i, j] + change)

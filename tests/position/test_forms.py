@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from tests.position.helpers import SHAPE, bias_of, built, inputs_of, positions, vectors
+from tests.position.helpers import SHAPE, bias_of, built, inputs_of, permuted, positions, vectors
 from vantage.position import ENCODINGS, T5, Fire, Kerple, Shaw, Shifted
+from vantage.position.late_temperature import LateTemperature
 from vantage.position.relative import runs
 from vantage.spec.forms import (
     CountTable,
@@ -153,6 +154,30 @@ def test_distances_are_known_beforehand_if_both_sides_run():
     assert runs(run, run)
     assert not runs(run, padded)
     assert not runs(padded, run)
+
+
+# Each number of these is of its own query and key alone; of the others, of the keys between as well.
+PAIRWISE = ["fire", "fire-both", "self-extend", "dual-chunk", "dape", "late-temperature", *PRODUCTS]
+
+
+@pytest.mark.parametrize("name", [*PAIRWISE, *COUNTED, "path", "selective-rope"])
+@pytest.mark.parametrize("run_on", [True, False])
+def test_which_biases_may_be_made_for_some_of_the_keys(name, run_on):
+    """Keys that lie over several processes are met in parts, by these alone."""
+    part = built((CONFIGS | {"late-temperature": LateTemperature(8, 1.5)})[name])
+    q_pos, k_pos = Positions.arange(2, 4, start=1003), Positions.arange(2, 7, start=1000)
+    k_pos = k_pos if run_on else permuted(k_pos, torch.tensor([3, 0, 6, 1, 5, 2, 4]))
+    inputs = inputs_of(part, vectors(2, 4, 4, 6, 1), vectors(2, 2, 7, 6, 2), q_pos, k_pos)
+    bias = part.at(inputs)
+    some = part.at(inputs_of(part, inputs.q, inputs.k[:, :, :3], q_pos, k_pos.narrow(0, 3)))
+    made_alike = torch.allclose(some.value, bias.value[..., :3])
+    assert (bias.pairwise, some.pairwise, made_alike) == ((name in PAIRWISE,) * 3)
+
+
+def test_a_bias_of_queries_that_differ_by_a_vector_may_be_made_for_some_of_the_keys():
+    part, pos = built(CONFIGS["xl"]), Positions.arange(2, 4)
+    inputs = inputs_of(part, vectors(2, 4, 4, 6, 1), vectors(2, 2, 4, 6, 2), pos, pos)
+    assert part.at(inputs._replace(shift=vectors(1, 1, 4, 6, 3)[0, 0])).pairwise
 
 
 def test_counts_say_what_each_query_has_for_each_of_them():

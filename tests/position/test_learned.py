@@ -1,5 +1,7 @@
 """Learned absolute positions: P6."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -58,6 +60,12 @@ def test_rows_in_front_are_skipped():  # OPT
         part(torch.zeros(1, 1, SHAPE.width), Positions.arange(1, 1, start=4))
 
 
+def limited(pos: torch.Tensor, limit: int) -> Positions:
+    """Positions of which the host knows how wide their padding mask was."""
+    blind = unread(pos)
+    return replace(blind, known=replace(blind.known, limit=limit))
+
+
 def test_bounds_are_known_declared_or_asked_for():
     part, x = built(Learned(5)), torch.zeros(1, 2, SHAPE.width, dtype=F64)
     pos = torch.tensor([[1, 2]])
@@ -67,6 +75,8 @@ def test_bounds_are_known_declared_or_asked_for():
         part(x, unread(pos).declare(6))
     with pytest.raises(BadInput, match=r"a learned table must know the highest position.*bounds="):
         part(x, unread(pos))
+    torch.testing.assert_close(part(x, limited(pos, 4)), want)
+    torch.testing.assert_close(part(x, limited(pos, 5).declare(5)), want)  # perhaps none is as high
     torch.testing.assert_close(part(x, Positions.of(pos, bounds=(0, 4))), want)
     with pytest.raises(BadInput, match="position 5 is past"):
         part(x, Positions.of(pos, bounds=(0, 5)))

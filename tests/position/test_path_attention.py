@@ -177,6 +177,15 @@ def test_more_keys_than_a_block_and_queries_further_on():
     assert not got[(k_pos.order[:, None, None] > q_pos.order[:, None, :, None]).expand_as(got)].any()
 
 
+def test_some_queries_at_a_time(monkeypatch):
+    """The first ones stand before whole blocks of keys, which they cannot see."""
+    monkeypatch.setattr(path_attention, "BLOCK", 2)
+    part, pos = built(PaTH(rank=5)), Positions.arange(2, 7)
+    bias = part.at(inputs_of(part, vectors(2, 4, 7, 6, 1), vectors(2, 2, 7, 6, 2), pos, pos))
+    pieces = [bias.of_queries(slice(start, stop)) for start, stop in ((0, 1), (1, 4), (4, 7))]
+    torch.testing.assert_close(torch.cat(pieces, 2), bias.value)
+
+
 def test_a_softcap_caps_the_whole_score():
     part, pos, cap = built(PaTH(rank=5)), Positions.arange(2, 7), 0.8
     q, k = vectors(2, 4, 7, 6, 1), vectors(2, 2, 7, 6, 2)

@@ -140,6 +140,7 @@ def test_what_runs_it():
 
 
 def test_what_does_not_fit():
+    PoPE(base=1.5)
     with pytest.raises(BadInput, match="base=1"):
         PoPE(base=1.0)
     latent = vt.Latent(2, kv_rank=8, nope_dim=4, rope_dim=4, value_dim=4, norm=vt.RMSNorm())

@@ -152,11 +152,12 @@ def test_the_base_of_waves_has_the_same_bounds_everywhere():
     assert set(bounds.values()) == {(2.0, 1e9)}
 
 
-def test_bounds_of_networks_and_convolutions():
-    """A form offers no more: a network of one number is the least, and a convolution over one token is none."""
+def test_bounds_of_networks_convolutions_and_gates():
+    """A form offers no more: a network of one number is the least, and a convolution over one token is none. Gates
+    begin between all but shut and all but open."""
     bounds = {
         (name, field): (info.low, info.high)
-        for name in ("dape", "selective-rope")
+        for name in ("dape", "selective-rope", "fox")
         for field, info in parameters(ENCODINGS[name].config).items()
         if field != "base"
     }
@@ -164,6 +165,7 @@ def test_bounds_of_networks_and_convolutions():
         ("dape", "hidden"): (1, 256),
         ("selective-rope", "rank"): (1, 1024),
         ("selective-rope", "taps"): (2, 16),
+        ("fox", "bias"): (-8.0, 16.0),
     }
 
 

@@ -56,6 +56,16 @@ def test_equal_angles_are_rope():
 
 
 @torch.no_grad()
+def test_a_softcap_caps_plain_and_turned_scores():
+    part, pos, cap = built(SelectiveRope(rank=3)), Positions.arange(2, 5), 0.8
+    q, k = vectors(2, 4, 5, 6, seed=1), vectors(2, 2, 5, 6, seed=2)
+    plain = 0.3 * q @ k.repeat_interleave(2, 1).mT
+    turned = plain + bias_of(part, pos, pos, q=q, k=k)
+    capped = cap * torch.tanh(plain / cap) + bias_of(part, pos, pos, q=q, k=k, softcap=cap)
+    torch.testing.assert_close(capped, cap * torch.tanh(turned / cap), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
 def test_a_layer_token_by_token():
     """Written out with loops: the normed input, the convolution over the last tokens, the sum of angles between."""
     spec = vt.decoder(
@@ -88,6 +98,19 @@ def test_a_layer_token_by_token():
     attention.out.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     attention(x[None], context(Positions.arange(1, T), caches=no_caches(model.spec, None, model.dtype)))
     torch.testing.assert_close(seen[0][0].view(T, 2, 4), want)
+
+
+def test_how_the_filters_begin():
+    """Features of variance 1 become angles of variance 1."""
+    torch.manual_seed(0)
+    for taps in (4, 16):
+        filters = SelectiveRope(taps=taps).build(Shape(1024, 16, 16, 64, 64, 64)).filters.detach()
+        assert float(filters.std()) == pytest.approx(taps**-0.5, rel=0.1)
+
+
+def test_a_process_with_some_heads_norms_its_input_as_all_heads_would():
+    assert SelectiveRope().of_heads(2, 2, 4) == SelectiveRope(shares=4)
+    assert SelectiveRope(shares=8).of_heads(0, 2, 4) == SelectiveRope(shares=8)
 
 
 def test_gradients():
@@ -135,6 +158,7 @@ def test_captured_and_taken_apart():
 
 
 def test_what_does_not_fit():
+    SelectiveRope(rank=1, taps=2, base=1.5)
     for wrong in ({"rank": 0}, {"taps": 1}, {"base": 1.0}):
         with pytest.raises(BadInput, match="give a rank of 1 or more"):
             SelectiveRope(**wrong)

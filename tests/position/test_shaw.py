@@ -104,6 +104,18 @@ def test_the_form_of_the_values_begins_at_the_farthest_later_key():
     assert torch.equal(part.form().values[0], part.table[-1])
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_form_of_the_keys_is_what_each_distance_back_adds(n: int):
+    """Distances beyond the last are as the last, however many are asked for."""
+    part = built(ShawKeys(n))
+    form = part.query_form()
+    assert form.last == n
+    q_pos, k_pos = Positions.arange(1, 1, start=8), Positions.arange(1, 9)
+    q = vectors(1, 4, 1, 6, seed=1)
+    by_distance = 0.3 * q @ form.keys(9).mT
+    torch.testing.assert_close(bias_of(part, q_pos, k_pos, q=q), by_distance.flip(-1))
+
+
 def test_where_it_acts():
     assert Shaw().parts(causal=True) == Parts(bias=ShawKeys(16), value_bias=ShawValues(16))
     assert Shaw(3, values=False).parts(causal=False) == Parts(bias=ShawKeys(3))

@@ -59,7 +59,7 @@ class PoPE:
 
 
 class PolarTransform(nn.Module):
-    widens = 2
+    widens = PoPE.widens
 
     def __init__(self, config: PoPE, shape: Shape):
         super().__init__()

@@ -109,7 +109,7 @@ class ChosenAngles(nn.Module):
     def keep(self, x_BTD: Tensor, pos: Positions) -> tuple[Tensor, ...]:
         """What φ is made of, (B, G, T, d / 2)."""
         parts = x_BTD.to(wide(x_BTD.dtype)).unflatten(-1, (self.shares, -1))
-        normed = (parts * torch.rsqrt(parts.square().sum(-1, keepdim=True) + EPS)).flatten(-2).to(x_BTD.dtype)
+        normed = (parts * torch.rsqrt(parts.square().sum(-1, keepdim=True) + EPS)).flatten(2).to(x_BTD.dtype)
         return (self.up(self.down(normed)).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2),)
 
     def at(self, inputs: BiasInputs) -> Dense:
