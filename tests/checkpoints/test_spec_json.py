@@ -131,6 +131,7 @@ def test_what_else_a_spec_can_hold(spec, tmp_path):
     assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "config.json").read_text()
 
 
+@pytest.mark.sampled
 def test_every_family_of_the_table():
     for system in table.systems():
         spec = system.spec()

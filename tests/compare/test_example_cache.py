@@ -61,6 +61,7 @@ def _reads(folder: Path, steps: list[int], said: multiprocessing.Queue) -> None:
     said.put([int(batch_of(data, step).tokens.sum()) for step in steps])
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(example_cache.fcntl is None, reason="there are no such locks here")
 def test_a_worker_that_waits_makes_what_comes_next(tmp_path: Path):
     """The first block is being made by somebody who is slow; meanwhile the others are made. Then it comes, and is

@@ -205,6 +205,7 @@ def test_training_changes_what_it_says_it_changes(whole):
     assert at["none", 0] != at["none", 1]
 
 
+@pytest.mark.sampled
 def test_the_report_says_what_it_is(whole, model, tmp_path):
     _, results, _, how = whole
     page = write_report(tmp_path, facts(how, model), results).read_text()

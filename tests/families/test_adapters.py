@@ -64,6 +64,7 @@ FAMILIES = [  # q, k and v apart with rows as ours; biases; in one weight, trans
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("family", "option", "targets"), FAMILIES, ids=[f"{f}-{'+'.join(t)}" for f, _, t in FAMILIES])
 def test_peft_reads_ours(family, option, targets, tmp_path):
     theirs = their_model(family, tmp_path / "base", option)

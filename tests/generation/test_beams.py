@@ -58,6 +58,7 @@ def theirs_of(model: Any, prompt: torch.Tensor, beams: Beams, ends: list[int]) -
     return rows, out.sequences_scores.tolist()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("part", range(3))
 def test_texts_and_scores_are_those_of_transformers(pairs: Any, name: str, part: int) -> None:

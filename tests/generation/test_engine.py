@@ -44,6 +44,7 @@ def test_requests_together_are_what_they_are_alone(kind, capacity):
     emptied(engine)
 
 
+@pytest.mark.sampled
 @EVERY
 @pytest.mark.parametrize("capacity", [None, 64])
 def test_batch_invariant_requests_are_the_same_bits(kind, capacity):

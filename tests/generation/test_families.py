@@ -59,6 +59,7 @@ def test_together_is_as_alone(case, option):
     emptied(engine)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("case", "option"), ROWS)
 def test_batch_invariant_is_alone_bit_for_bit(case, option):
     model = loaded(case.family, case.kind, option)

@@ -307,6 +307,7 @@ def test_three_tokens_are_distributed_as_without_guesses(name: str, draft: Any) 
     assert not beyond(stat, df), (stat, df)
 
 
+@pytest.mark.sampled
 def test_the_test_sees_a_wrong_distribution() -> None:
     """What comes out is not the draft's distribution, nor that of another temperature."""
     seen, _ = sampled(TableDraft(Table(4, 1)), SAMPLINGS["plain"], 3, 1500)

@@ -67,6 +67,7 @@ def step_by_step(model, monkeypatch, *args, **kwargs):
         return vt.generate(model, *args, **kwargs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_tokens_as_step_by_step(name, choice, calls, monkeypatch):

@@ -194,6 +194,7 @@ def counted(q: Tensor, raw: Tensor, k: Tensor, vectors: Tensor) -> Tensor:
     return torch.lerp(by_count.gather(1, below), by_count.gather(1, above), counts - below)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recent", [16, 64, 256])
 @pytest.mark.parametrize("case", COUNTED)
 def test_a_new_token_that_counts_keys(case, recent):

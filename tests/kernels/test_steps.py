@@ -75,6 +75,7 @@ ATTENTION = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("paged", [False, True], ids=["own places", "paged"])
 @pytest.mark.parametrize("case", ATTENTION, ids=str)

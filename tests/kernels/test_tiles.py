@@ -201,6 +201,7 @@ def test_which_kernel_is_chosen():
     assert chooser("auto")(ask[0], q.requires_grad_(), ask[2]).name == "sdpa"
 
 
+@pytest.mark.sampled
 def test_without_native_code_torch_runs():
     code = """
 import torch

@@ -116,6 +116,7 @@ def test_shared_parts_are_one_module_and_others_are_not():
     assert first is not second
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_gradcheck(wiring):
     layer = replace(LAYER, wiring=WIRINGS[wiring], attention=GroupedQuery(1), ffn=FeedForward(2), norm=RMSNorm())

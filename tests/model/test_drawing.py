@@ -43,6 +43,7 @@ def equal(spec: ModelSpec) -> None:
     assert not differing, differing
 
 
+@pytest.mark.sampled
 def test_every_part_has_the_weights_that_build_draws() -> None:
     for cell in CELLS:
         equal(spec_of(cell))

@@ -128,6 +128,7 @@ def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind
     torch.testing.assert_close(logits[0, -1], last_logits(model, [*tokens, 5]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["paged", "contiguous", "static"])
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 @torch.inference_mode()
@@ -218,6 +219,7 @@ def test_a_pass_that_is_no_chunk_of_one_run_is_left_to_the_modules():
         cache.abandon()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("bits", "name"), [(8, "bias"), (4, "bias"), (8, "xl, bias, window")])
 @torch.inference_mode()
 def test_weights_in_blocks(bits, name):
@@ -236,6 +238,7 @@ def test_weights_in_blocks(bits, name):
             torch.testing.assert_close(row[0], last_logits(model, prompt), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["rope", "window", "shaw", "xl", "cope", "xpos", "fox", "fox, window"])
 @torch.inference_mode()
 def test_steps_ahead_are_greedy_decoding(name):
@@ -543,6 +546,7 @@ def test_norms_and_activations_become_part_of_products():
     assert any(type(step).__name__ == "NormStep" for step in parallel.joined()), "both halves read it"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rows", [1, 2])
 @torch.inference_mode()
 def test_layers_that_are_kept_off_the_device_come_in_between(rows, monkeypatch):

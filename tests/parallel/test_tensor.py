@@ -71,6 +71,7 @@ def test_each_process_caches_its_own_heads() -> None:
         assert max(worst) < TOLERANCE, worst
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(native() is None, reason="no C++ compiler here")
 def test_steps_over_processes_run_by_modules_and_say_so() -> None:
     """An all-reduce has no native form."""

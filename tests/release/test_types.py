@@ -34,6 +34,7 @@ def test_the_stub_has_every_public_name() -> None:
     assert all(f" as {name}\n" in stub for name in vt.__all__)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not CHECKER.is_file(), reason="there is no basedpyright here: `make env`")
 def test_a_checker_finds_wrong_uses_of_public_names(tmp_path: Path) -> None:
     """And no others."""

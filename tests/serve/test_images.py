@@ -68,6 +68,7 @@ def test_an_answer_is_the_librarys(server, model, kind):
     assert told == vt.generate(model, [messages[0], {"role": "user", "content": parts}], max_tokens=8).text
 
 
+@pytest.mark.sampled
 def test_what_was_computed_is_shared_only_with_the_same_image(server):
     first, same, other = pixels(seed=20), pixels(seed=20), pixels(seed=21)
     found = []

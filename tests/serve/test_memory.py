@@ -50,6 +50,7 @@ class Knot:
         self.itself = self
 
 
+@pytest.mark.sampled
 def test_what_refers_to_itself_is_collected_though_it_has_lived_long():
     knot = Knot()
     gc.collect()  # now it is among those that only a full collection looks at

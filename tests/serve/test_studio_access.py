@@ -206,6 +206,7 @@ def test_the_token_finds_its_place():
 # ---- models that are not there
 
 
+@pytest.mark.sampled
 def test_a_model_that_fails_to_load_is_said(tmp_path):
     tries = []
 

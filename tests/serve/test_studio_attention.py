@@ -98,6 +98,7 @@ def test_maps_are_what_capture_says(studio, models, model):
     check_maps(studio, seen, kept, kept.sites)
 
 
+@pytest.mark.sampled
 def test_encoder_decoders_show_all_three(studio, models):
     seen = look(studio, "both", "the cat sat", source=SOURCE)
     kept = vt.capture(copy_sharing_weights(models["both"]), "the cat sat", source=SOURCE)
@@ -244,6 +245,7 @@ def test_with_smollm2(tmp_path):
         assert sum(part["name"].startswith("rotation") for part in told["parts"]) == 8
 
 
+@pytest.mark.sampled
 def test_reading_and_the_atlas_report_on_their_way(tmp_path: Path) -> None:
     with running(tmp_path) as studio:
         events = studio.events("/attention/events", {"model": "tiny", "text": "the cat sat on a mat"})

@@ -117,6 +117,7 @@ def test_scores_are_in_the_parts_of_that_encoding(studio):
     assert told["note"].startswith("ALiBi turns no queries and keys, so there are no bands")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -166,6 +167,7 @@ def test_what_a_model_refuses_is_said(studio):
     assert "CoPE counts back from the query and so needs causal attention" in answer.json()["error"]["message"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -83,6 +83,7 @@ def test_which_models_take_images(eyes):
     assert [(entry["name"], entry["images"]) for entry in entries] == [("eyes", True), ("tiny", False)]
 
 
+@pytest.mark.sampled
 def test_images_are_kept_over_a_restart_and_the_conversation_goes_on(tmp_path):
     with studio(tmp_path) as it:
         start, _ = chat(it, say("hello", PNG))

@@ -566,6 +566,7 @@ def in_this_process(study, progress, workers):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("tag", "module"), [("P12", p12_ordering), ("P14", p14_claims)])
 def test_trained_for_a_moment(tag, module, monkeypatch):
     monkeypatch.setattr(module, "run_comparison", in_this_process)

@@ -71,6 +71,7 @@ def test_what_the_environment_chose_stays():
     assert found > 5000
 
 
+@pytest.mark.sampled
 def test_it_is_given_back_at_the_end_of_the_outermost():
     found = told("""
         def resident():

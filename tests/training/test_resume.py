@@ -28,6 +28,7 @@ RECURRENT = {"model": {"is": "recurrent", "width": 16, "layers": 2, "dropout": 0
 PAIRS = {"model": {"is": "encoder_decoder", "width": 16, "layers": 1, "heads": 2, "position": "t5", "dropout": 0.1}}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "changed", [HARD, RECURRENT, PAIRS, {"loop": {"recompute": True}}], ids=["hard", "recurrent", "pairs", "recompute"]
 )
@@ -161,6 +162,7 @@ def a_list(folder: Path) -> None:
     (folder / "state.json").write_text("[]")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

@@ -258,6 +258,7 @@ def test_every_parameter_learns(way, shape):
         assert p.grad.abs().max() > 0, name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", [("general", "nothing"), ("additive", "context"), ("dot", "attended")], ids=str)
 def test_gradcheck(way):
     model = sharpen(build_recurrent(RecurrentSpec(5, 2, attention=way[0], feed=way[1])).double())
@@ -274,6 +275,7 @@ def test_dropout_is_on_in_training_alone():
     assert model.decoder.net.net.dropout == 0.5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("cell", "attention"), [("gru", "general"), ("lstm", "additive"), ("rnn", "dot")])
 def test_it_learns_to_reverse(cell, attention):
     """Three tokens backwards: chance is 1 in 512."""

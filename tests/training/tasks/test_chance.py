@@ -38,6 +38,7 @@ def test_the_measure_sees_what_is_uneven():
     assert not even([*range(10), *range(9)] * 300, range(10))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", [2, 9, 40])
 @pytest.mark.parametrize(
     ("name", "parameters", "answers"),

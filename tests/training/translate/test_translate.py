@@ -82,6 +82,7 @@ def test_it_translates_what_it_has_not_seen(model, data, beams):
     assert right >= len(wanted) - 1
 
 
+@pytest.mark.sampled
 def test_greedy_is_the_argmax_one_by_one_without_a_cache(model, data):
     tokenizer = data.tokenizer
     sources = ["a red dog.", "a big big old car.", "dog", ""]
