@@ -76,6 +76,7 @@ def test_what_the_host_knows_stays_true():
     assert even.known.first is None
     assert even.known.same_rows is False
     assert even.known.empty is False
+    assert even.known.runs is False
 
 
 def test_where_random_numbers_come_from_is_no_part_of_the_encoding():
