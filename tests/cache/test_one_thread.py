@@ -36,7 +36,7 @@ def test_no_piece_is_shared_out():
     from torch.profiler import ProfilerActivity, profile
 
     source = torch.ones(3, 500, 64)
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as record:
         copy_places(zeros((3, 1000, 64), torch.float32, CPU), source)
     sizes = [
         torch.Size(event.input_shapes[0]).numel()

@@ -9,11 +9,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from vantage.kernels import chooser, sdpa
 from vantage.kernels.recurring import RecurringShapes
-from vantage.kernels.sdpa import plans_pay, unplanned
+from vantage.kernels.sdpa import plans_pay, without_cudnn
 from vantage.model import build, decoder
 from vantage.spec.masks import Causal
 from vantage.spec.parts import Need, View
-from vantage.spec.positions import Positions
+from vantage.spec.positions import Pair, Positions
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -24,21 +24,21 @@ def allowed() -> bool:
 
 def test_plans_are_off_inside_and_as_before_afterwards():
     assert allowed()
-    with unplanned():
+    with without_cudnn():
         assert not allowed()
     assert allowed()
-    with pytest.raises(ZeroDivisionError), unplanned():
+    with pytest.raises(ZeroDivisionError), without_cudnn():
         raise ZeroDivisionError
     assert allowed()
 
 
 def test_what_the_caller_chose_stays():
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), unplanned():
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), without_cudnn():
         assert allowed()
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), unplanned():
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), without_cudnn():
         assert not allowed()
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        with unplanned():
+        with without_cudnn():
             pass
         assert not allowed()
 
@@ -84,3 +84,32 @@ def test_no_step_of_a_cache_makes_a_plan():
     names = {event.key for event in seen.key_averages()}
     assert "aten::embedding" in names  # the passes were seen
     assert not any("cudnn_attention" in name for name in names)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("queries", "plans"), [(1, False), (512, True)])
+def test_compiled_code_plans_for_long_rows_and_training_alone(
+    queries: int, plans: bool, grad: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """In compiled code torch chooses when it traces: which attentions it may choose stands in the graph."""
+    graphs: list[torch.fx.GraphModule] = []
+    step = "_sdpa_kernel"
+
+    def keep(graph: torch.fx.GraphModule, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(sdpa, "on_gpu", lambda q: True)
+    need, q = Need(Causal(), scale=0.5), torch.randn(1, 2, queries, 8)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        pos = Positions.arange(1, queries)
+        return sdpa.Sdpa()(q, View(q, q, pos), Pair(pos, pos), need).out
+
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(grad):
+        got = torch.compile(attend, backend=keep, fullgraph=True)(q)
+    torch._dynamo.reset()
+    assert any(step in str(node.target) for node in graphs[0].graph.nodes) is not (plans or grad)
+    assert allowed()
+    torch.testing.assert_close(got, attend(q))

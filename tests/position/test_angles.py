@@ -95,7 +95,7 @@ def test_few_angles_have_the_bits_of_many(shape: tuple[int, ...], dtype: torch.d
 
 
 def test_few_angles_are_not_shared_out():
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as record:
         angles.cos_sin(torch.rand(1, 1, 16, 32))
     sizes = [
         torch.Size(event.input_shapes[0]).numel()

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, conjuncts, dense, is_plain_causal, visible
@@ -22,6 +23,7 @@ FUSED_FROM_QUERIES = 4_096  # queries from which on a GPU's attention without a 
 TILES_FROM_QUERIES = 64  # queries from which on a CPU's attention in tiles is the faster one
 PLANNED = 512  # queries from which on a GPU's planned attention is worth its plan, if shapes come again
 PAYS_AFTER = 1e14  # operations in which a plan of 50 ms is won back: 430 and 570 TFLOP/s, without and with
+UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # all but cuDNN's
 _shapes = RecurringShapes(PAYS_AFTER)  # without gradients
 
 
@@ -89,8 +91,12 @@ class Sdpa:
             q = q.reshape(B, G, H // G, d)
             if attn_mask is not None and attn_mask.shape[1] != 1:
                 attn_mask = attn_mask.reshape(attn_mask.shape[0], G, H // G, -1)
-        planned = torch.compiler.is_compiling() or (attn_mask is None and plans_pay(q, view))
-        with nullcontext() if planned or may_plan(q) else unplanned():
+        if torch.compiler.is_compiling():
+            unplanned = nullcontext() if may_plan_compiled(q) else sdpa_kernel(UNPLANNED)
+        else:
+            planned = may_plan(q) or (attn_mask is None and plans_pay(q, view))
+            unplanned = nullcontext() if planned else without_cudnn()
+        with unplanned:
             out = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -128,13 +134,22 @@ def plans_pay(q: Tensor, view: View) -> bool:
     return _shapes.planned((q.shape, k.shape, v.shape, q.dtype, q.device), view.pos, operations)
 
 
+def on_gpu(q: Tensor) -> bool:
+    return q.device.type == "cuda"
+
+
 def may_plan(q: Tensor) -> bool:
     """Whether there are no plans, or long rows are trained on."""
-    return q.device.type != "cuda" or (torch.is_grad_enabled() and q.shape[-2] >= PLANNED)
+    return not on_gpu(q) or (torch.is_grad_enabled() and q.shape[-2] >= PLANNED)
+
+
+def may_plan_compiled(q: Tensor) -> bool:
+    """The same in compiled code, where shapes that come again cannot be counted: what is trained on and long rows."""
+    return not on_gpu(q) or torch.is_grad_enabled() or q.shape[-2] >= PLANNED
 
 
 @contextmanager
-def unplanned() -> Iterator[None]:
+def without_cudnn() -> Iterator[None]:
     """Without cuDNN's attention, unless the caller has left torch nothing else."""
     torch_cuda = torch.backends.cuda
     if not (torch_cuda.cudnn_sdp_enabled() and torch_cuda.flash_sdp_enabled()):

@@ -193,6 +193,10 @@ class _Experts(nn.Module):
             out = out + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
         return (out if self.scale == 1.0 else out * self.scale).view_as(x_BTD)
 
+    def routed_experts(self) -> list[nn.Module]:
+        """Those that run for some tokens alone."""
+        return list(self.experts.children())
+
     @property
     def numbered(self) -> NumberedExperts | None:
         """The experts that are here, where others have the rest."""

@@ -135,7 +135,9 @@ def layout_of(block: nn.Module, shared: frozenset[int]) -> LayerLayout:
 
 def experts_of(block: nn.Module) -> list[nn.Module]:
     """Those parts of a layer that run for some tokens alone."""
-    return [expert for module in block.modules() if isinstance(module, HasExperts) for expert in module.experts]
+    return [
+        expert for module in block.modules() if isinstance(module, HasExperts) for expert in module.routed_experts()
+    ]
 
 
 def aligned(nbytes: int) -> int:

@@ -140,7 +140,7 @@ class DividesByHead(Protocol):
 class HasExperts(Protocol):
     """A module that sends each token to some of its parts, whose weights the others need not have."""
 
-    experts: nn.ModuleList
+    def routed_experts(self) -> list[nn.Module]: ...
 
 
 @runtime_checkable
