@@ -84,6 +84,13 @@ def test_heads_that_do_not_divide_are_refused(config, says):
         config.shape(12)
 
 
+def test_among_how_many_processes_heads_divide():
+    assert GroupedQuery(12, 4).divided(2, 24) == GroupedQuery(6, 2, head_dim=2, value_dim=2)
+    assert GroupedQuery(12, 4).divided(12, 24) == GroupedQuery(1, 1, head_dim=2, value_dim=2)
+    with pytest.raises(Refused, match=r"12 heads over 4 key/value heads .* use 1 or 2 or 4 or 12 of them"):
+        GroupedQuery(12, 4).divided(3, 24)
+
+
 def test_a_head_width_that_is_said_need_not_divide():
     assert GroupedQuery(5, head_dim=4).shape(12).key_dim == 4
 

@@ -12,9 +12,11 @@ from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32In
 import vantage as vt
 from tests.attention.helpers import F64, ShapeRecord, vectors
 from tests.attention.model_checks import check_costs, check_saved
-from vantage.attention.indexer import KeyChoice, best, index_scores
+from vantage.attention import indexer as indexer_module
+from vantage.attention.indexer import KeyChoice, best, best_keys, index_scores
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import BadInput, Refused
+from vantage.spec import query_blocks
 from vantage.spec.indexing import IndexerInputs
 from vantage.spec.masks import Causal, Everything, SameSegment
 from vantage.spec.parts import Shape, View
@@ -86,6 +88,27 @@ def test_of_equal_keys_the_later_is_taken_wherever_it_lies():
     keys = Positions.of(torch.tensor([[4, 1, 0, 2, 3]]))
     assert best(scores, keys, 2).tolist() == [[[1, 0]]]
     assert best(scores, keys, 3).tolist() == [[[1, 0, 3]]]
+
+
+def test_some_queries_at_a_time_choose_what_all_choose(monkeypatch):
+    rows, queries, keys, heads = 2, 37, 50, 3
+    q, k, weights = vectors(rows, heads, queries, 4), vectors(rows, keys, 4, seed=1), vectors(rows, queries, heads)
+    pair = Positions.arange(rows, queries, start=keys - queries).against(Positions.arange(rows, keys))
+    whole = best_keys(q, k, weights, pair, CAUSAL, 5)
+    sizes: list[tuple[int, ...]] = []
+    score = indexer_module.index_scores
+    monkeypatch.setattr(indexer_module, "index_scores", lambda q, *of: sizes.append(q.shape) or score(q, *of))
+    monkeypatch.setitem(query_blocks.CELLS, "cpu", 10 * indexer_module.SCORE_SIZED_TENSORS * rows * keys)
+    assert torch.equal(best_keys(q, k, weights, pair, CAUSAL, 5), whole)
+    assert [size[2] for size in sizes] == [10, 10, 10, 7], "ten queries form as many numbers as are allowed"
+    assert indexer_module.SCORE_SIZED_TENSORS == 8, "counted by hand: see where it stands"
+
+
+def test_without_queries_nothing_is_chosen():
+    pair = Positions.arange(2, 0).against(Positions.arange(2, 6))
+    none = best_keys(vectors(2, 3, 0, 4), vectors(2, 6, 4), vectors(2, 0, 3), pair, CAUSAL, 5)
+    assert none.shape == (2, 0, 5)
+    assert none.dtype == torch.long
 
 
 @torch.no_grad()

@@ -102,6 +102,31 @@ def test_what_is_kept_is_small():
     assert CONFIG.shape(8) == Shape(8, 3, 3, 6, 5, rotary_dim=2)
 
 
+def test_a_lowered_step_turns_the_rotary_part_of_each_query_head_and_of_the_one_key():
+    turned = []
+
+    class Program:
+        """Numbers buffers, and writes down what is turned."""
+
+        def __init__(self):
+            self.buffers = 0
+
+        def buffer(self, *of):
+            self.buffers += 1
+            return self.buffers
+
+        linear = lower = attend_latent = buffer
+
+        def transform(self, part, queries, keys):
+            turned.append((queries, keys))
+
+    module = attention(DIRECT, 8, parts=Rope().parts(causal=True))
+    module.native(Program(), 0, None)
+    ((queries, keys),) = turned
+    assert queries[1:] == (4, 3, 2)  # after 4 columns without rotation, of 3 heads, 2 columns
+    assert keys[1:] == (6, 1, 2)  # after the latent, of one
+
+
 def test_the_scale_is_of_the_whole_key():
     seen = []
     for absorbed in (True, False):

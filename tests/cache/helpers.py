@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from tests.spec.helpers import check_facts
 from vantage.cache import Contiguous, LayerCache, Ledger, ModelCache, Paged, PlainCodec, Pool, Ring, Store
 from vantage.spec.parts import View
 from vantage.spec.positions import EMPTY, Known, Positions
@@ -129,31 +130,6 @@ def check_view(view: View, oracle: Oracle, layer: int, since: Sequence[int]) -> 
     seen = filled[:, None, :, None]
     assert torch.equal(k.where(seen, 0.0), keys_of(uids, layer).where(seen, 0.0))
     assert torch.equal(v.where(seen, 0.0), -keys_of(uids, layer, DV).where(seen, 0.0))
-
-
-def check_facts(pos: Positions) -> None:
-    """Everything the host claims of these positions is so."""
-    claim, width = pos.known, pos.shape[1]
-    filled = pos.order >= 0
-    if claim.first is not None:
-        steps = torch.arange(claim.first, claim.first + width)
-        assert bool((pos.order == steps).all())
-        assert bool((pos.pos == steps).all())
-        assert pos.segment is None
-        assert not claim.empty
-        assert claim.same_rows
-    for bounds, values in ((claim.order, pos.order), (claim.pos, pos.pos)):
-        if bounds is not None and bool(filled.any()):
-            assert bounds[0] <= values[filled].min()
-            assert values[filled].max() <= bounds[1]
-    if claim.counts is not None:
-        assert claim.counts == tuple(filled.sum(1).tolist())
-    if not claim.empty:
-        assert bool(filled.all())
-    if claim.same_rows:
-        assert bool((pos.order == pos.order[:1]).all())
-        assert bool((pos.pos == pos.pos[:1]).all())
-        assert pos.segment is None
 
 
 # ---- caches

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import vantage as vt
 from tests.cache.forgetting_rules import close, run
-from tests.cache.helpers import check_facts
+from tests.spec.helpers import check_facts
 from vantage.cache import facts, grouped
 from vantage.cache.codecs import PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous

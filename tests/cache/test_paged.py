@@ -494,12 +494,22 @@ def test_steps_that_a_kernel_writes_by_itself_let_go_of_blocks_as_well():
     ledger.place(Positions.arange(1, 1, start=4))
     ledger.commit()
     assert ledger.extensible
-    for held in range(1, 11):
+    for held in range(1, 12):
         layout = ledger.extend(1).layout
         assert (layout.held, layout.run) == ((held,), True)
-    assert ledger.pool.blocks - ledger.pool.free == 3  # tokens 6 to 10: 5 of them, in blocks of 2
-    ledger.place(chunk_of([[Token(15, 16, 0, 0)]]).pos)
+        wanted = held // 2 - max(0, held + 1 - 5) // 2 + 1  # blocks of 2 with the last 5 tokens in them
+        assert ledger.pool.blocks - ledger.pool.free == wanted
+    ledger.place(chunk_of([[Token(16, 17, 0, 0)]]).pos)
     assert not ledger.extensible  # positions of its own: no run
+
+
+def test_without_a_draft_steps_of_a_kernel_let_go_of_nothing():
+    ledger = Paged(1, Pool(200, 2), window=3)
+    ledger.place(Positions.arange(1, 1))
+    ledger.commit()
+    for _ in range(9):
+        ledger.extend(1)
+    assert ledger.pool.blocks - ledger.pool.free == 5
 
 
 def test_where_a_pass_lies_for_kernels_that_write_themselves():

@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from tests.cache.helpers import Oracle, check_facts, check_view, model_cache, plain, run
+from tests.cache.helpers import Oracle, check_view, model_cache, plain, run
+from tests.spec.helpers import check_facts
 from vantage.cache import facts, selective
 from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.cache.policies import HeavyHitters, SinkWindow

@@ -181,6 +181,13 @@ def check_facts(pos: Positions) -> None:
         assert torch.equal(pos.order, run)
         assert torch.equal(pos.pos, run)
         assert pos.segment is None
+        assert known.same_rows
+        assert not known.empty
+    if known.runs:
+        run = pos.order[:, :1] + torch.arange(T)
+        assert torch.equal(pos.order, run)
+        assert torch.equal(pos.pos, run)
+        assert filled.all()
     for bounds, values in ((known.order, pos.order[filled]), (known.pos, pos.pos[filled])):
         if bounds is not None and values.numel():
             assert bounds[0] <= values.min()
