@@ -18,6 +18,7 @@ from tests.kernels.compile_targets import SHARED
 from vantage.kernels.gpu import (
     choose,
     chunk,
+    chunk_place,
     decode,
     gate_sums,
     head_vectors,
@@ -186,7 +187,7 @@ def chunks_of_a_prompt(how: dict[str, Any], biases: list[dict[str, int]]) -> lis
     tile = {"HEADS": 4, "ROWS": 64, "KEYS": 64, "LEAST": 512, "STAGES": 3, "PRECISION": how["PRECISION"]}
     masks = {"SOFTCAP": False, "SINKS": False, "WINDOW": False, "VALUES": False}
     return [
-        *((chunk.place, sizes | norms | {"TOKENS": 16, "TURN": 1, "INT8": int8}) for int8 in (False, True)),
+        *((chunk_place.place, sizes | norms | {"TOKENS": 16, "TURN": 1, "INT8": int8}) for int8 in (False, True)),
         (chunk.attend, sizes | tile | masks | biases[0] | {"INT8": True}),
         *(
             (chunk.attend, sizes | tile | dict.fromkeys(masks, some) | bias)

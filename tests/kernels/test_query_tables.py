@@ -145,7 +145,8 @@ def test_a_new_token_with_a_table_of_its_own(case, int8):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_chunk_whose_tokens_have_tables_of_their_own(case):
-    from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.chunk import ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.chunk_place import ChunkPlace
     from vantage.kernels.gpu.decode import store_numbers
 
     options, held, new, block = CASES[case], 70, 11, 4
