@@ -107,6 +107,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "LEAST": 128,
         "STAGES": 3,
         "RECENT": 256,
+        "KEPT": False,
     }
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
@@ -126,6 +127,10 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": head_vectors.KEYS_APART + 2} | biases[0]),
         *((decode.attend, heads | norms | how | {"PAGED": True, "TURN": 0} | gated) for norms in (plain, full)),
+        *(
+            (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 0, "DEPENDENT": False, "KEPT": True} | kind)
+            for kind in (of_queries[1], of_queries[1] | {"INT8": True})
+        ),
         *((gate_sums.keep, {"H": 8, "GROUP": 4, "TILE": gate_sums.SUMMED, "BLOCK": block}) for block in (0, 16)),
         *chunks_of_a_prompt(how, [*biases, of_queries[0], gated]),
         *tables_of_queries(how),

@@ -434,7 +434,7 @@ def test_a_function_of_many_pieces_is_looked_up_and_one_of_few_a_product(most, a
     assert steps.modules is None
     assert check_steps(model, steps)["graph"] == 6
     [graph] = steps._graphs.values()
-    assert {bias.form for bias in graph._biases} == {(score_bias.PIECES_AS_PRODUCT if most else PIECES).value}
+    assert {bias.form for bias in graph._layers.biases} == {(score_bias.PIECES_AS_PRODUCT if most else PIECES).value}
 
 
 @pytest.mark.sampled

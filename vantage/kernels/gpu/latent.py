@@ -308,10 +308,10 @@ def decode_latent(
     first: Launch = prepare
     first[(sizes.heads + 1, triton.cdiv(B, ROWS))](
         q, kv, work.queries, k_up, nothing if norm.gain is None else norm.gain, stores, rows.held, rows.pos, rows.gone,
-        rows.table, cos, sin, layer, B, *places, norm.eps, norm.offset, turned, rows.tokens, H=sizes.heads, R=sizes.rank,
-        NOPE=sizes.nope, TILE=ROWS, NOPE_TILE=max(16, triton.next_power_of_2(sizes.nope)), COLUMNS=COLUMNS,
-        TURN=NO_TURN if rotation is None else rotation.turn, GAIN=norm.gain is not None, num_warps=4, **tile,
-        **roped, **precision,
+        rows.table, cos, sin, layer, B, *places, norm.eps, norm.offset, turned, rows.tokens, H=sizes.heads,
+        R=sizes.rank, NOPE=sizes.nope, TILE=ROWS, NOPE_TILE=max(16, triton.next_power_of_2(sizes.nope)),
+        COLUMNS=COLUMNS, TURN=NO_TURN if rotation is None else rotation.turn, GAIN=norm.gain is not None, num_warps=4,
+        **tile, **roped, **precision,
     )  # fmt: skip
     heads = heads_at_once(sizes.heads)
     keys, stages = keys_for(

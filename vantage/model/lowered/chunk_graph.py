@@ -110,9 +110,7 @@ class ChunkGraph:
             # of every token: how many its row holds before it, -1 where it is none; and its position
             self._per_token = torch.zeros((2, rows * tokens), dtype=torch.int32, device=self._device)
             apart = [step for step in program.attentions if one_by_one(step)]
-            self._rows = RowAttention(
-                apart, rows * tokens, self._buffers, memory.layers, rotations, int8=shape.int8
-            )
+            self._rows = RowAttention(apart, rows * tokens, self._buffers, memory.layers, rotations, int8=shape.int8)
         held, count, pos = self._ints[: 3 * rows].view(3, rows)
         self._places = [
             ChunkPlace(held, count, pos, gone, table, block)

@@ -215,11 +215,13 @@ class GpuSteps:
         return self._chunk_graphs[shape]
 
     def _takes_pass(self, rows: int, tokens: int, last: int) -> bool:
-        """Whether there are graphs for so many tokens of each of so many rows, up to this position."""
+        """Whether there are graphs for so many tokens of each of so many rows, up to this position. That depends on
+        nothing that ran before, so that a pass gives the same bits again."""
         size = bucket_for(tokens, rows, chunks=self.program.takes_chunks)
         if size is None or not self.program.grows:
             return size is not None
-        return rows * size * table_numbers(self.program, self._positions_for(last)) <= MOST_TABLE_NUMBERS
+        numbers = table_numbers(self.program, _at_least(last + 1, LEAST_ANGLES))
+        return rows * size * numbers <= MOST_TABLE_NUMBERS
 
     def _shape(
         self, rows: int, places: Sequence[RowPlaces], last: int, cache: ModelCache, least_blocks: int
@@ -230,18 +232,12 @@ class GpuSteps:
         which = tuple(ledgers.index(layer.ledger) for layer in layers)
         widest = max((len(row) for place in places for row in place.blocks or ()), default=1)
         table = _at_least(widest, least_blocks) if any(place.blocks is not None for place in places) else 1
-        angles = 1
-        if turning or self.program.grows or self.modules is not None:
-            angles = self._positions_for(last)
+        grows = self.program.grows
+        angles = _at_least(last + 1, LEAST_ANGLES) if turning or grows or self.modules is not None else 1
+        if grows and self._tables is not None:  # one set of tables for all rows: they are as large as keys
+            angles = max(angles, self._tables[0])
         blocks = tuple(0 if place.blocks is None else place.block for place in places)
         return GraphShape(rows, which, blocks, table, angles, cache.length, self._in_8_bits(cache))
-
-    def _positions_for(self, last: int) -> int:
-        """Of tables that reach this one."""
-        positions = _at_least(last + 1, LEAST_ANGLES)
-        if self.program.grows and self._tables is not None:  # one set for all rows: they are as large as keys
-            return max(positions, self._tables[0])
-        return positions
 
     def _query_tables(self, positions: int) -> dict[int, QueryTable]:
         """What biases of queries are made of. Those for fewer positions go, and the graphs that read them."""
