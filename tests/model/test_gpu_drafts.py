@@ -144,6 +144,17 @@ def test_what_is_no_draft_is_left_to_the_modules(name, monkeypatch):
     assert (got is None) is steps.program.grows
 
 
+def test_why_a_long_pass_is_no_graph_is_said():
+    from vantage.model.lowered.choice import LONG_PASSES, step_choice
+
+    why = {name: step_choice(built(**MODELS[name]), "cuda").others.get(LONG_PASSES, "") for name in SOME}
+    assert "expanded form" in why["MLA, latent"]
+    assert "as large as their scores" in why["xl"]
+    assert why["shifted"] == why["xl"]
+    assert "counts" in why["cope"]
+    assert LONG_PASSES not in step_choice(built(position="rope"), "cuda").others
+
+
 @torch.inference_mode()
 def test_drafts_go_on_with_tables_for_more_positions(monkeypatch):
     monkeypatch.setattr("vantage.model.lowered.gpu_steps.LEAST_ANGLES", 8)

@@ -16,33 +16,14 @@ from torch import Tensor
 from vantage.kernels.gpu import chunk, decode, head_vectors, packed_rows
 from vantage.kernels.gpu.chunk_place import ChunkPlace, place_chunk
 from vantage.model.lowered.capture import captured
-from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep, one_by_one
+from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
+from vantage.model.lowered.pass_sizes import most_tokens, sizes_for
 from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables
-from vantage.model.lowered.row_attention import LayerNumbers, RowAttention
+from vantage.model.lowered.row_attention import LayerNumbers, RowAttention, one_by_one
 from vantage.model.lowered.row_steps import attention_options, head_options, run_step, sums_for
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
 from vantage.model.placement import Placement
 from vantage.spec.parts import Shape
-
-# tokens of a row that a graph is made for; a longer pass is several of the largest
-CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-SHORT = (2, 4, 8)  # of several rows, also so many: drafts
-MOST_DRAFTED, MOST_DRAFTS = 16, 128  # tokens of a row and of all rows, for programs that take nothing longer
-MIN_TOKENS = 2  # tokens of a pass; a single one is a step
-
-
-def sizes_for(rows: int, *, chunks: bool) -> tuple[int, ...]:
-    """Tokens of each of so many rows that graphs are made for. ``chunks``: whether a pass may be long."""
-    if chunks:
-        return tuple(n for n in (SHORT if rows > 1 else ()) + CHUNKS if n * rows <= CHUNKS[-1])
-    return tuple(n for n in SHORT + CHUNKS if n <= MOST_DRAFTED and n * rows <= MOST_DRAFTS)
-
-
-def bucket_for(tokens: int, rows: int = 1, *, chunks: bool = True) -> int | None:
-    """The tokens of the graph that takes so many of each of these rows, or of chunks the most that there is room for;
-    ``None``: there is no room for these rows, or a draft is too long."""
-    sizes = sizes_for(rows, chunks=chunks)
-    return next((n for n in sizes if n >= tokens), max(sizes, default=None) if chunks else None)
 
 
 class ChunkBuffers:
@@ -52,7 +33,7 @@ class ChunkBuffers:
         """``rows``: the numbers of rows that graphs are made for."""
         used = {0, program.hidden, *(number for step in program.body for number in program.touched(step))}
         chunks = program.takes_chunks
-        most = CHUNKS[-1] if chunks else MOST_DRAFTS
+        most = most_tokens(chunks=chunks)
         with torch.inference_mode(False):
             self.buffers = [  # zeros: what no token has filled yet goes through the same steps
                 torch.zeros((most if i in used else 0, width), dtype=program.dtype, device=device)
@@ -116,8 +97,9 @@ class ChunkGraph:
             ChunkPlace(held, count, pos, gone, table, block)
             for block, (gone, table) in zip(shape.blocks, self._per_ledger(self._ints), strict=True)
         ]
+        before, at = self._per_token
         self._row_states = [
-            decode.RowState(*self._per_token, place.gone, place.table, place.block, tokens) for place in self._places
+            decode.RowState(before, at, place.gone, place.table, place.block, tokens) for place in self._places
         ]
         with torch.inference_mode(False), torch.no_grad():  # first with no token in it
             self._launch = captured(self._steps, self._device, memory.pool)

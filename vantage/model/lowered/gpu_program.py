@@ -117,11 +117,6 @@ class LatentStep:
     turn: Turn | None
 
 
-def one_by_one(step: AttendStep | LatentStep) -> bool:
-    """Whether several tokens of a row attend as so many rows, each of which reads all that it sees by itself."""
-    return isinstance(step, LatentStep) or isinstance(step.scores.bias, QueryCounts)
-
-
 @dataclass(frozen=True, eq=False)
 class LayerStep:
     """The weights of a layer that is kept off the device: they are waited for, or let go of."""
@@ -156,10 +151,18 @@ class GpuProgram(ProgramBuffers):
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether many tokens of a row may be a pass, not only those of a draft. Latents meet many of them sooner in
-        the expanded form; where every distance has a vector of its own, tables of many queries would be as large as
-        their scores; what is counted before a tile of keys is known only behind all later ones, for each query."""
-        return not self.grows and not any(one_by_one(step) for step in self.attentions)
+        """Whether many tokens of a row may be a pass, not only those of a draft."""
+        return self.why_no_chunks is None
+
+    @property
+    def why_no_chunks(self) -> str | None:
+        if any(isinstance(step, LatentStep) for step in self.attentions):
+            return "many queries meet latents sooner in the expanded form"
+        if self.grows:
+            return "tables of many queries for every distance would be as large as their scores"
+        if any(isinstance(step.scores.bias, QueryCounts) for step in self.attentions):
+            return "what a query counts before a key is known only behind all later keys"
+        return None
 
     @property
     def grows(self) -> bool:

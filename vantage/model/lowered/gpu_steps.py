@@ -23,9 +23,10 @@ from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode, gate_sums, head_vectors
 from vantage.kernels.gpu.choose import Searches
 from vantage.kernels.gpu.query_table import QueryTable
-from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
+from vantage.model.lowered.chunk_graph import ChunkBuffers, ChunkGraph
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
+from vantage.model.lowered.pass_sizes import MIN_TOKENS, bucket_for
 from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables, table_numbers
 from vantage.model.lowered.step_graph import MAX_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch

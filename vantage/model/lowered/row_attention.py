@@ -13,7 +13,13 @@ from vantage.kernels.gpu import decode, gate_sums, head_vectors, latent, row_sha
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
 from vantage.model.lowered.query_tables import QueryBiases, count_biases
 from vantage.model.lowered.row_steps import attention_options, bias_of, head_norm, values_of
+from vantage.spec.forms import QueryCounts
 from vantage.spec.native import LatentDims
+
+
+def one_by_one(step: AttendStep | LatentStep) -> bool:
+    """Whether several tokens of a row attend as so many rows, each of which reads all that it sees by itself."""
+    return isinstance(step, LatentStep) or isinstance(step.scores.bias, QueryCounts)
 
 
 class LayerNumbers:
