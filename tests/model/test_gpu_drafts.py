@@ -21,7 +21,7 @@ MODELS = {
     **{f"MLA, {name}": LATENTS[name] for name in ("latent", "window", "softcap, sinks", "alibi", "xpos")},
 }
 SOME = ("xl", "shifted", "cope", "MLA, latent")
-CHUNK = "graph of a chunk"
+CHUNK, SAMPLED = "graph of a chunk", pytest.mark.sampled
 
 
 def text_of(row, tokens=40):
@@ -64,7 +64,7 @@ def check_drafts(model, kind, held, drafts):
         torch.testing.assert_close(hidden[row, 0], want[row, at], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SOME else SAMPLED) for name in MODELS])
 @torch.inference_mode()
 def test_drafts_of_rows_of_unequal_length(name):
     """In a bucket of more rows and tokens, after what was taken back of a draft, over blocks that others stand between;
@@ -169,7 +169,7 @@ def test_drafts_go_on_with_tables_for_more_positions(monkeypatch):
         assert {shape.angles for shape in steps._chunk_graphs} == {angles}
 
 
-@pytest.mark.parametrize("guesses", ["lookup", "model"])
+@pytest.mark.parametrize("guesses", ["lookup", pytest.param("model", marks=SAMPLED)])
 @pytest.mark.parametrize("name", SOME)
 def test_speculation_gives_the_tokens_of_plain_decoding(name, guesses, monkeypatch):
     """On a GPU as it is; elsewhere passes of several tokens are asked of the program for one."""
