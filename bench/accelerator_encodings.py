@@ -5,7 +5,7 @@ weights, an encoding's own included, and what is kept of each token, at the band
 same run; where an encoding has a vector for every distance (Transformer-XL), these, and not the weights that they were
 made of. Asked for is RoPE's share at 512 held in the same run, less 10 points (floor) or 5 (goal). ``--rows``: also so
 many rows at once, with 512 held, and four tokens of each in one pass with up to 2,048 held, beside the same module by
-module.
+module. ``--drafts``: instead of all that, 4 and 8 tokens of one row in one pass, as when a draft is verified.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from vantage.model import Model
 from vantage.model.lowered.choice import step_choice
 from vantage.model.lowered.gpu_program import lower_for_gpu
 from vantage.model.lowered.gpu_steps import CHUNK_GRAPH, GpuSteps
+from vantage.model.lowered.pass_sizes import most_tokens
 from vantage.spec.forms import QueryDistances
 from vantage.spec.native import CannotLower
 from vantage.spec.positions import Positions
@@ -40,7 +41,8 @@ from vantage.spec.sampling import RowChoice
 GREEDY = RowChoice(0.0, 0, 1.0, 0.0, ())
 STEPS, ROUNDS = 32, 5
 HELD = (512, 8192)
-DRAFT, DRAFT_HELD = 4, 2048  # tokens of each row in one pass, and what the longest row holds
+DRAFT, DRAFT_HELD = 4, 2048  # tokens of each of several rows in one pass, and what the longest row holds
+DRAFTS = (4, 8)  # tokens of one row
 CHUNK = 2048  # tokens of a prompt at a time
 MAX_LENGTH = 16_384  # of a learned table
 GROUPED = {"heads": HEADS, "kv_heads": KV_HEADS}
@@ -151,21 +153,22 @@ def module_rate(model: Model, rows: int, held: int) -> float:
     return rows * (STEPS // 2) / (time.perf_counter() - begun)
 
 
-def draft_times(model: Model, rows: int) -> tuple[float, float]:
-    """Milliseconds of a pass over a draft of every row, which is taken back: as a graph, and module by module."""
-    cache = ModelCache.join(prompted(model, rows, DRAFT_HELD, DRAFT))
-    held = [DRAFT_HELD - 37 * i for i in range(rows)]
+def draft_times(model: Model, rows: int, count: int, longest: int) -> tuple[float, float]:
+    """Milliseconds of a pass over a draft of so many tokens of every row, which is taken back: as a graph, and module
+    by module. ``longest``: tokens that the longest row holds."""
+    cache = ModelCache.join(prompted(model, rows, longest, count))
+    held = [longest - 37 * i for i in range(rows)]
     cache.crop(held)
-    tokens, paths = torch.randint(VOCAB, (rows, DRAFT), device="cuda"), cache.layers[0].store.paths
+    tokens, paths = torch.randint(VOCAB, (rows, count), device="cuda"), cache.layers[0].store.paths
 
-    def milliseconds(count: int) -> float:
+    def milliseconds(passes: int) -> float:
         torch.cuda.synchronize()
         begun = time.perf_counter()
-        for _ in range(count):
-            model(tokens, positions=Positions.onward(torch.tensor(held), DRAFT), cache=cache)
+        for _ in range(passes):
+            model(tokens, positions=Positions.onward(torch.tensor(held), count), cache=cache)
             cache.crop(held)
         torch.cuda.synchronize()
-        return (time.perf_counter() - begun) * 1000 / count
+        return (time.perf_counter() - begun) * 1000 / passes
 
     before = paths.get(CHUNK_GRAPH, 0)
     milliseconds(3)
@@ -189,10 +192,19 @@ def measured(name: str, speed: float, rope_share: float | None, batch: int) -> I
         before, (rate, _) = module_rate(model, batch, HELD[0]), graph_rate(model, batch, HELD[0])
         note = f"module by module {before:,.0f}"
         yield Row(f"1B, {name}, {batch} rows, {HELD[0]} held", rate, "tokens/s", note=note)
-    if batch and way == "lowered" and lower_for_gpu(model).takes_chunks:
-        graph, modules = draft_times(model, batch)
+    if batch and way == "lowered" and batch * DRAFT <= most_tokens(chunks=lower_for_gpu(model).takes_chunks):
+        graph, modules = draft_times(model, batch, DRAFT, DRAFT_HELD)
         note = f"module by module {modules:.1f}; up to {DRAFT_HELD:,} held"
         yield Row(f"1B, {name}, {DRAFT} tokens of {batch} rows", graph, "ms", note=note)
+
+
+def measured_drafts(name: str) -> Iterator[Row]:
+    model = model_with(name)
+    for held in HELD:
+        for count in DRAFTS:
+            graph, modules = draft_times(model, 1, count, held)
+            note = f"module by module {modules:.2f}, {modules / graph:.1f} times as long"
+            yield Row(f"1B, {name}, {count} tokens of a row, {held:,} held", graph, "ms", note=note)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -201,6 +213,7 @@ def main(argv: list[str] | None = None) -> int:
         "--only", nargs="+", choices=list(ENCODINGS), default=list(ENCODINGS), metavar="NAME", help="RoPE comes first"
     )
     parser.add_argument("--rows", type=int, default=0, help="also so many rows at once; default: %(default)s")
+    parser.add_argument("--drafts", action="store_true", help="passes over drafts of one row, and nothing else")
     out = RESULTS / "accelerator_encodings.json"
     parser.add_argument("--out", type=Path, default=out, help="the JSON; default: %(default)s")
     args = parser.parse_args(argv)
@@ -212,10 +225,11 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[Row] = []
     failed: dict[str, str] = {}
     with torch.inference_mode():
-        speed, rope_share = bandwidth(), None
+        speed, rope_share = 0.0 if args.drafts else bandwidth(), None
         for name in dict.fromkeys(("RoPE", *args.only)):
             try:
-                for row in measured(name, speed, rope_share, args.rows):
+                passes = measured_drafts(name) if args.drafts else measured(name, speed, rope_share, args.rows)
+                for row in passes:
                     rope_share = row.value if rope_share is None else rope_share
                     rows.append(row)
                     print(row, flush=True)

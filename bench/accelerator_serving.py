@@ -85,14 +85,14 @@ def rows_in_blocks(lengths: list[int], device: torch.device) -> tuple[Any, int]:
 
 def held_keys(lengths: list[int], speed: float, splits: int | None = None) -> float:
     """The share of the bandwidth at which one layer's attention reads the keys and values of such rows."""
-    from vantage.kernels.gpu import decode
+    from vantage.kernels.gpu import decode, row_shares
 
     rows, device = len(lengths), torch.device("cuda")
     state, places = rows_in_blocks(lengths, device)
     k, v = (torch.randn(KV_HEADS, places, WIDTH, dtype=torch.bfloat16, device=device) for _ in "kv")
     stores = torch.tensor([decode.store_numbers([k, v])], device=device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    shares = decode.splits_for(rows, KV_HEADS, processors) if splits is None else splits
+    shares = row_shares.splits_for(rows, KV_HEADS, processors) if splits is None else splits
     work = decode.Workspace.make(rows, shares, HEADS, KV_HEADS, WIDTH, device)
     qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * WIDTH, dtype=torch.bfloat16, device=device)
     out = torch.empty(rows, HEADS * WIDTH, dtype=torch.bfloat16, device=device)

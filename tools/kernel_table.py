@@ -28,6 +28,8 @@ from vantage.kernels import chosen, cudnn, fused, kernel_named, sdpa
 from vantage.kernels.recurring import PASSES, RecurringShapes
 from vantage.kernels.select import PLANS_PAY_LATER
 from vantage.model import Model
+from vantage.model.lowered.choice import LONG_PASSES, LOWERED, MODULES
+from vantage.model.lowered.pass_sizes import MOST_DRAFTED
 from vantage.position import ENCODINGS
 from vantage.spec.attention import attentions
 from vantage.spec.model import ModelSpec
@@ -40,7 +42,7 @@ SHAPE: dict[str, Any] = {"vocab": 16, "width": 128, "layers": 1, "heads": 2}  # 
 BESIDE = ("rope", "alibi")  # encodings beside which a part is asked: kernels run them differently in every column
 AS_BESIDE = "as the encoding beside it"
 PASS_COLUMNS = ("on a CPU", "on a CPU, training", "on a GPU", "on a GPU, training")
-STEP_COLUMNS = ("on a CPU", "on a GPU")
+STEP_COLUMNS = ("on a CPU", "on a GPU", "several tokens of a row, on a GPU")
 
 Answer = tuple[str, ...]  # one cell for each column
 
@@ -125,7 +127,11 @@ def steps(spec: ModelSpec) -> Answer:
     """Which way a step with a cache runs, for each of STEP_COLUMNS."""
     model = vt.build(spec)
     with _triton_is_there():
-        return tuple(step_kernel(model, device).kernel for device in ("cpu", "cuda"))
+        on_cpu, on_gpu = (step_kernel(model, device) for device in ("cpu", "cuda"))
+    several = MODULES
+    if on_gpu.kernel == LOWERED:
+        several = f"{LOWERED}, up to {MOST_DRAFTED}" if LONG_PASSES in on_gpu.others else LOWERED
+    return on_cpu.kernel, on_gpu.kernel, several
 
 
 def _kernels(model: Model, device: str, *, train: bool) -> str:
@@ -244,7 +250,7 @@ One pass over a row of {LONG:,} tokens:
 
 {table(answers(passes), PASS_COLUMNS)}
 A step with a cache, one token for each row (`lowered`: the whole step as native kernels; `graph of modules`: a CUDA
-graph of what torch runs):
+graph of what torch runs); and a pass of several tokens with a cache, a chunk of a prompt or a draft:
 
 {table(answers(steps), STEP_COLUMNS)}
 """

@@ -185,6 +185,44 @@ def test_prompts_run_as_graphs_of_chunks(name):
     assert engine.stats.reused > 500
 
 
+@pytest.mark.parametrize("guesses", ["lookup", "model"])
+@pytest.mark.parametrize("name", ["rope", "fox", "latent", "xl", "shifted", "cope"])
+def test_drafts_run_as_graphs(name, guesses):
+    """With the tokens of plain decoding, up to what rounding may do."""
+    cpu, gpu = pair(name)
+    small = pair("rope")[1]  # guesses seldom right
+    draft = vt.Lookup(tokens=6, longest=3, shortest=1) if guesses == "lookup" else vt.DraftModel(small, 3)
+    most = 16 if name in ("latent", "xl", "shifted", "cope") else 2048  # tokens of a row that are a graph
+    drafted = -sum(len(prompt) for prompt in PROMPTS if len(prompt) <= most)
+    for prompt in PROMPTS:
+        want = vt.generate(cpu, prompt, max_tokens=40, ends=False).tokens
+        got = vt.generate(gpu, prompt, max_tokens=40, ends=False, draft=draft, stats=True)
+        differ_by_rounding_alone(cpu, prompt, got.tokens, want, Sampling())
+        drafted += got.stats.paths.get("graph of a chunk", 0)
+    assert drafted > 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["latent", "xl", "shifted", "cope"])
+@torch.inference_mode()
+def test_drafts_in_bfloat16_are_as_near_as_those_of_the_modules(name, rows):
+    """Both against the same weights in float64, as steps are."""
+    cpu, gpu = pair(name)
+    wide, gpu = cpu.to(torch.bfloat16).double(), gpu.to(torch.bfloat16)
+    modules = pair(name)[1].to(torch.bfloat16)
+    modules.kernel = "reference"
+    tokens = torch.tensor([[(7 * i + 3 * j) % 211 for i in range(601)] for j in range(rows)])
+    want = wide(tokens)[:, 573:]
+    errors = {}
+    for model in (gpu, modules):
+        cache = model.new_cache(rows, kind="paged", capacity=rows * 640)
+        model.hidden(tokens[:, :573].cuda(), cache=cache)
+        logits = [model(part.cuda(), cache=cache) for part in tokens[:, 573:].split((3, 4, 5, 16), 1)]
+        errors[model] = float((torch.cat(logits, 1).cpu().double() - want).norm() / want.norm())
+        assert cache.layers[0].store.paths["modules" if model is modules else "graph of a chunk"] >= 28 * rows
+    assert errors[gpu] < 1.5 * errors[modules] < 0.05, errors.values()
+
+
 @pytest.mark.parametrize("name", ["rope", "t5", "xpos", "fox"])
 @pytest.mark.parametrize("seed", range(3))
 def test_arrivals_cancellations_and_preemptions(seed, name):

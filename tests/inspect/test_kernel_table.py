@@ -60,14 +60,14 @@ def test_a_kernel_that_refuses_more_changes_the_table(monkeypatch: pytest.Monkey
 @needs_native
 def test_a_part_that_loses_its_native_form_changes_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = part(ENCODINGS["rope"].title).spec("rope")
-    assert kernel_table.steps(spec) == ("lowered", "lowered")
+    assert kernel_table.steps(spec) == ("lowered", "lowered", "lowered")
 
     def refuse(*_: object, **__: object) -> None:
         raise CannotLower("not today")
 
     for name in ("lower", "lower_for_gpu"):
         monkeypatch.setattr(f"vantage.model.lowered.choice.{name}", refuse)
-    assert kernel_table.steps(spec) == ("modules", "graph of modules")
+    assert kernel_table.steps(spec) == ("modules", "graph of modules", "modules")
 
 
 def test_a_part_is_as_the_encoding_beside_it_only_if_it_is_with_each() -> None:

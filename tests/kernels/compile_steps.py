@@ -18,6 +18,7 @@ from tests.kernels.compile_targets import SHARED
 from vantage.kernels.gpu import (
     choose,
     chunk,
+    chunk_place,
     decode,
     gate_sums,
     head_vectors,
@@ -106,6 +107,7 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         "LEAST": 128,
         "STAGES": 3,
         "RECENT": 256,
+        "KEPT": False,
     }
     plain = dict.fromkeys(("Q_NORM", "K_NORM", "Q_GAIN", "K_GAIN", "SOFTCAP", "SINKS", "WINDOW", "VALUES"), False)
     full = dict.fromkeys(plain, True)
@@ -125,6 +127,10 @@ def compile_all(capability: int, dtype: str) -> list[str]:
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 1, "INT8": True} | biases[0]),
         (decode.attend, heads | plain | how | {"PAGED": True, "TURN": head_vectors.KEYS_APART + 2} | biases[0]),
         *((decode.attend, heads | norms | how | {"PAGED": True, "TURN": 0} | gated) for norms in (plain, full)),
+        *(
+            (decode.attend, heads | plain | how | {"PAGED": True, "TURN": 0, "DEPENDENT": False, "KEPT": True} | kind)
+            for kind in (of_queries[1], of_queries[1] | {"INT8": True})
+        ),
         *((gate_sums.keep, {"H": 8, "GROUP": 4, "TILE": gate_sums.SUMMED, "BLOCK": block}) for block in (0, 16)),
         *chunks_of_a_prompt(how, [*biases, of_queries[0], gated]),
         *tables_of_queries(how),
@@ -186,7 +192,7 @@ def chunks_of_a_prompt(how: dict[str, Any], biases: list[dict[str, int]]) -> lis
     tile = {"HEADS": 4, "ROWS": 64, "KEYS": 64, "LEAST": 512, "STAGES": 3, "PRECISION": how["PRECISION"]}
     masks = {"SOFTCAP": False, "SINKS": False, "WINDOW": False, "VALUES": False}
     return [
-        *((chunk.place, sizes | norms | {"TOKENS": 16, "TURN": 1, "INT8": int8}) for int8 in (False, True)),
+        *((chunk_place.place, sizes | norms | {"TOKENS": 16, "TURN": 1, "INT8": int8}) for int8 in (False, True)),
         (chunk.attend, sizes | tile | masks | biases[0] | {"INT8": True}),
         *(
             (chunk.attend, sizes | tile | dict.fromkeys(masks, some) | bias)

@@ -60,7 +60,8 @@ def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, bloc
     """Less than a bucket and all of it, blocks in any order and a row that owns its places, with shares of the keys."""
     if not case.endswith("as a product"):
         monkeypatch.setattr("vantage.kernels.gpu.score_bias.MOST_BREAKS", 0)
-    from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.chunk import ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.chunk_place import ChunkPlace
     from vantage.kernels.gpu.decode import store_numbers
 
     options, draw = CASES[case], torch.Generator().manual_seed(held + new)
@@ -98,7 +99,8 @@ def test_a_chunk_attends_as_a_softmax_does(case, held, new, bucket, splits, bloc
 @pytest.mark.parametrize("case", ["plain", "table, softcap, window", "sinks"])
 def test_chunks_of_several_rows(case, block):
     """Rows of unequal length with more and fewer new tokens, the fullest in several tiles and shares; one has none."""
-    from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.chunk import ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.chunk_place import ChunkPlace
     from vantage.kernels.gpu.decode import store_numbers
 
     options, draw, bucket, room = CASES[case], torch.Generator().manual_seed(3), 8, 48

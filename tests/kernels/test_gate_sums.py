@@ -100,7 +100,7 @@ def test_a_step_sums_up_its_gate_and_sees_the_sums_of_others(held, paged, window
 @pytest.mark.parametrize(("held", "new", "splits"), [(37, 13, 2), (0, 16, 1)])
 def test_a_chunk_sums_up_its_gates(held, new, splits, paged, window, monkeypatch):
     """In several pieces, behind what the row holds."""
-    from vantage.kernels.gpu import chunk, gate_sums
+    from vantage.kernels.gpu import chunk, chunk_place, gate_sums
 
     monkeypatch.setattr(gate_sums, "SUMMED", 4)
     cache = Kept([held, 0], new, paged=paged)
@@ -110,7 +110,7 @@ def test_a_chunk_sums_up_its_gates(held, new, splits, paged, window, monkeypatch
     torch.manual_seed(2)
     qkv, gates = torch.randn(16, (H + 2 * G) * D, device=DEVICE), 4 * torch.randn(16, H, device=DEVICE)
     stores, stream = cache.numbers()
-    at = chunk.ChunkPlace(
+    at = chunk_place.ChunkPlace(
         *(torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (held, new, held, 0)),
         cache.table[:1].to(DEVICE, torch.int32),
         BLOCK if paged else 0,
@@ -133,12 +133,12 @@ def test_a_chunk_sums_up_its_gates(held, new, splits, paged, window, monkeypatch
 
 def test_a_gate_that_is_nearly_open_keeps_its_digits():
     """ln σ of a large number is small, and is summed up over a long text."""
-    from vantage.kernels.gpu import chunk, gate_sums
+    from vantage.kernels.gpu import chunk_place, gate_sums
 
     gates = torch.tensor([[20.0, 10.0, 4.0, 0.0, -10.0, -90.0]], device=DEVICE)
     sums = torch.zeros(G, 2, H // G, device=DEVICE)
     one, two = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (0, 1))
-    at = chunk.ChunkPlace(one, two, one, one, one[None], 0)
+    at = chunk_place.ChunkPlace(one, two, one, one, one[None], 0)
     stream = torch.tensor(gate_sums.stream_numbers(sums), device=DEVICE)
     gate_sums.keep_chunk(gate_sums.gate_bias(gates, stream), at, 1, H, G)
     want = torch.nn.functional.logsigmoid(gates.double())[0]

@@ -145,7 +145,8 @@ def test_a_new_token_with_a_table_of_its_own(case, int8):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_chunk_whose_tokens_have_tables_of_their_own(case):
-    from vantage.kernels.gpu.chunk import ChunkPlace, ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.chunk import ChunkTile, ChunkWorkspace, attend_chunk
+    from vantage.kernels.gpu.chunk_place import ChunkPlace
     from vantage.kernels.gpu.decode import store_numbers
 
     options, held, new, block = CASES[case], 70, 11, 4
@@ -236,6 +237,48 @@ def test_a_new_token_that_counts_keys(case, recent):
         by_distance = counted(q, raw, keys, vectors).flip(1)
         want = attended(q, keys, values, by_distance, options)
         assert error(out[b].view(H, E), want) < (5e-2 if int8 else 1e-4)
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["paged", "own places"])
+@pytest.mark.parametrize("case", [case for case in COUNTED if case != "norms"])  # keys are normed as they are kept
+def test_tokens_of_a_row_that_count_keys(case, paged):
+    """Each is a row of its own over the same keys, the new tokens' included: these are read from the cache alone, since
+    another program may read them at once. One token of a row is none."""
+    from vantage.kernels.gpu import count_bias, decode
+
+    options, tokens, block, splits = COUNTED[case], 4, 16, 4
+    int8, held, room = options.get("int8", False), (131, 17), 144
+    draw, rows = torch.Generator().manual_seed(9), len(held)
+    shape = (G, rows * room) if paged else (rows, G, room)
+    k, v, stored = kept(*(normal(draw, *shape, width) for width in (D, E)), int8)
+    table = torch.randperm(rows * room // block, generator=draw).view(rows, -1).int()
+    qkv, vectors = normal(draw, rows * tokens, H * D + G * (D + E)), normal(draw, options.get("counts", 48), D)
+    qkv[:, H * D :] = torch.nan  # not what is attended to
+    before = torch.tensor([[n + i for i in range(tokens)] for n in held], dtype=torch.int32)
+    before[1, -1] = -1
+    lengths, gone = before.flatten().to(DEVICE), torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+    state = decode.RowState(lengths, lengths.clone(), gone, table.to(DEVICE), block if paged else 0, tokens)
+    work = decode.Workspace.make(rows * tokens, splits, H, G, E, torch.device(DEVICE))
+    bias = count_bias.CountBias.make(vectors.to(DEVICE), rows * tokens, splits, H, 16)
+    extra = {name: options[name] for name in ("softcap", "window") if name in options}
+    extra |= {"sinks": options["sinks"].to(DEVICE)} if "sinks" in options else {}
+    stores, out = torch.tensor([decode.store_numbers(stored)]), torch.full((rows * tokens, H * E), torch.nan)
+    out = out.to(DEVICE)
+    decode.decode(
+        qkv.to(DEVICE), out, stores.to(DEVICE), 0, state, work, heads=H, kv_heads=G, key_dim=D, value_dim=E,
+        scale=SCALE, bias=bias, keys=32, least=16, int8=int8, **extra,
+    )  # fmt: skip
+    assert bool((bias.two == count_bias.NOT_SUMMED.value).all())
+    for at, n in enumerate(before.flatten().tolist()):
+        row, got = at // tokens, out[at].view(H, E)
+        if n < 0:
+            assert bool(got.isnan().all()), "what is no token is not written"
+            continue
+        slots = places(table[row], n + 1, block) if paged else torch.arange(n + 1)
+        keys, values = ((x if paged else x[row])[:, slots] for x in (k, v))
+        q = qkv[at, : H * D].view(H, D)
+        want = attended(q, keys, values, counted(q, q, keys, vectors).flip(1), options)
+        assert error(got, want) < (5e-2 if int8 else 1e-4)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

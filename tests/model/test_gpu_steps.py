@@ -107,7 +107,7 @@ def test_a_step_gives_the_logits_of_a_whole_pass(options):
 @torch.inference_mode()
 def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind, monkeypatch):
     """A chunk that fills no bucket, one that is several pieces, and one after what the kernels wrote before."""
-    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (4, 8))
+    monkeypatch.setattr("vantage.model.lowered.pass_sizes.CHUNKS", (4, 8))
     model = built(**options)
     steps = steps_of(model)
     tokens = [(7 * i + 3) % 61 for i in range(40)]
@@ -135,7 +135,7 @@ def test_chunks_of_a_prompt_give_the_hidden_states_of_a_whole_pass(options, kind
 def test_several_tokens_of_several_rows(options, kind, monkeypatch):
     """Drafts of rows of unequal length, in a bucket of more rows and tokens; then a pass of several pieces, and what is
     taken back of a draft."""
-    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (4, 8, 16))
+    monkeypatch.setattr("vantage.model.lowered.pass_sizes.CHUNKS", (4, 8, 16))
     model = built(**options)
     steps = steps_of(model)
     texts = [[(7 * i + 3 * row) % 61 for i in range(40)] for row in range(3)]
@@ -287,7 +287,7 @@ def test_the_same_bits_alone_and_after_another_cache():
 @torch.inference_mode()
 def test_keys_and_values_in_8_bits(kind, name, monkeypatch):
     """Chunks and steps keep the numbers that the modules keep, and see what is kept, the new token's included."""
-    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (4, 8))
+    monkeypatch.setattr("vantage.model.lowered.pass_sizes.CHUNKS", (4, 8))
     model = built(**MODELS[name])
     model.kv_dtype = "int8"
     steps = steps_of(model)
@@ -437,7 +437,7 @@ def test_a_function_of_many_pieces_is_looked_up_and_one_of_few_a_product(most, a
     assert steps.modules is None
     assert check_steps(model, steps)["graph"] == 6
     [graph] = steps._graphs.values()
-    assert {bias.form for bias in graph._biases} == {(score_bias.PIECES_AS_PRODUCT if most else PIECES).value}
+    assert {bias.form for bias in graph._layers.biases} == {(score_bias.PIECES_AS_PRODUCT if most else PIECES).value}
 
 
 @pytest.mark.sampled
@@ -551,7 +551,7 @@ def test_norms_and_activations_become_part_of_products():
 @torch.inference_mode()
 def test_layers_that_are_kept_off_the_device_come_in_between(rows, monkeypatch):
     """Steps and chunks alike: to the bit those of the model that fits."""
-    monkeypatch.setattr("vantage.model.lowered.chunk_graph.CHUNKS", (8,))
+    monkeypatch.setattr("vantage.model.lowered.pass_sizes.CHUNKS", (8,))
     spec = vt.decoder(vocab=61, width=32, layers=4, heads=2, position="rope")
     results = []
     for away in ((), (0, 1, 3)):

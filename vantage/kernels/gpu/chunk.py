@@ -1,14 +1,13 @@
 """Attention of several new tokens of each row over a cache that stays where it is: chunks of prompts, or drafts.
 
-First keys and values of the new tokens are turned and written to the cache, and queries turned beside them. Then a
-program takes a few tokens, with all heads that share a key, over everything that they see. How many tokens are held,
-how many are new and where they stand is read from the device, so that one CUDA graph serves every cache and length.
+First keys and values of the new tokens are written to the cache (``chunk_place``), and queries turned. Then a program
+takes a few tokens, with all heads that share a key, over everything that they see. How many tokens are held, how many
+are new and where they stand is read from the device, so that one CUDA graph serves every cache and length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,93 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import TYPES
+from vantage.kernels.gpu.chunk_place import ChunkPlace, chunk_constants, chunk_slots, place_chunk
 from vantage.kernels.gpu.gate_sums import keep_chunk, kept_sums, with_group_sums
-from vantage.kernels.gpu.head_vectors import NO_TURN, HeadNorm, RopeTables, in_8_bits, rotated
+from vantage.kernels.gpu.head_vectors import HeadNorm, RopeTables
 from vantage.kernels.gpu.row_shares import blocks_of, kept_at
 from vantage.kernels.gpu.score_bias import DeviceBias, bias_row, form_constants, head_numbers, scored
 from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_band_of_values
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
-PLACED = 16  # tokens whose keys a program writes
 FEWEST_PROGRAMS = 128  # fewer leave processors of an H200 without work, so that tiles are made smaller
 MOST_SPLITS, LEAST = 8, 512  # programs that share what a tile sees, and the keys that one has at least
-
-
-@dataclass(frozen=True)
-class ChunkPlace:
-    """Where the new tokens of each row stand, all on the device and int32."""
-
-    held: Tensor  # (B,): tokens of a row before them
-    count: Tensor  # (B,): how many are new; the others of a bucket are nothing
-    pos: Tensor  # (B,): the position of the first
-    gone: Tensor  # (B,): blocks at the front that were given back
-    table: Tensor  # (B, blocks)
-    block: int  # tokens in a block; 0: rows own their places
-
-
-@triton.jit
-def _slots(blocks, j, mask, BLOCK: tl.constexpr):
-    """Where the tokens j of the row are. BLOCK 0: at j."""
-    slot = j.to(tl.int64)
-    if BLOCK:
-        slot = tl.load(blocks + j // BLOCK, mask=mask, other=0).to(tl.int64) * BLOCK + j % BLOCK
-    return slot
-
-
-@triton.jit(do_not_specialize=["layer", "tokens", "table_width"])
-def place(
-    qkv, queries, stores, held, count, pos, gone, table, cos, sin, q_gain, k_gain, layer, tokens, table_width, q_eps,
-    q_offset, k_eps, k_offset, turned, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    TOKENS: tl.constexpr, D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr, TURN: tl.constexpr,
-    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, TYPE: tl.constexpr,
-    INT8: tl.constexpr,
-):  # fmt: skip
-    """queries (B · T, H · D) turned, from qkv (B · T, queries | keys | values); keys turned and values, into the cache.
-    ``tokens``: T, those of a row."""
-    head, b = tl.program_id(1), tl.program_id(2)
-    i = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    new = tl.load(count + b)
-    if tl.program_id(0) * TOKENS >= new:
-        return
-    d = tl.arange(0, D_TILE)[None, :]
-    inside = (i < new)[:, None] & (d < D)
-    token = (b * tokens + i).to(tl.int64)[:, None]
-    row = token * ((H + G) * D + G * E)
-    angle = (tl.load(pos + b) + i).to(tl.int64)[:, None] * (turned * (1 + TURN // 4))
-    angle = tl.where((i < new)[:, None], angle, 0)  # the tables may end before the bucket does
-    size = tl.zeros((TOKENS, 1), tl.float32)
-    if head < H:
-        at = row + head * D
-        if Q_NORM:
-            raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
-            size = tl.rsqrt(tl.sum(raw * raw, 1) / D + q_eps)[:, None]
-        q = rotated(qkv, at, d, inside, cos + angle, sin + angle, q_gain, size, q_offset, D, turned, Q_NORM, Q_GAIN,
-                    TURN % 4)  # fmt: skip
-        tl.store(queries + token * (H * D) + head * D + d, q.to(TYPE), mask=inside)
-    else:
-        g = head - H
-        angle += turned * (TURN // 4)
-        e = tl.arange(0, E_TILE)[None, :]
-        k_base, v_base, k_scales, v_scales = kept_at(stores + layer * 8, b, g, D, E, TYPE, INT8)
-        blocks = blocks_of(table, gone, b, table_width, BLOCK > 0)
-        slot = _slots(blocks, tl.load(held + b) + i, i < new, BLOCK)[:, None]
-        at = row + head * D
-        if K_NORM:
-            raw = tl.load(qkv + at + d, mask=inside, other=0.0).to(tl.float32)
-            size = tl.rsqrt(tl.sum(raw * raw, 1) / D + k_eps)[:, None]
-        k = rotated(qkv, at, d, inside, cos + angle, sin + angle, k_gain, size, k_offset, D, turned, K_NORM, K_GAIN,
-                    TURN % 4).to(TYPE)  # fmt: skip
-        kept = (i < new)[:, None] & (e < E)
-        v = tl.load(qkv + row + (H + G) * D + g * E + e, mask=kept, other=0.0).to(TYPE)
-        if INT8:
-            k, k_scale = in_8_bits(k.to(tl.float32), 1)
-            v, v_scale = in_8_bits(v.to(tl.float32), 1)
-            tl.store(k_scales + slot, k_scale, mask=(i < new)[:, None])
-            tl.store(v_scales + slot, v_scale, mask=(i < new)[:, None])
-        tl.store(k_base + slot * D + d, k.to(k_base.dtype.element_ty), mask=inside)
-        tl.store(v_base + slot * E + e, v.to(v_base.dtype.element_ty), mask=kept)
 
 
 @triton.jit
@@ -121,7 +44,7 @@ def _over_keys(
     first_seen = tl.min(seen)
     for begin in tl.range(start, end, KEYS, num_stages=STAGES):
         j = begin + tl.arange(0, KEYS)
-        slot = _slots(blocks, j, j < last, BLOCK)[:, None]
+        slot = chunk_slots(blocks, j, j < last, BLOCK)[:, None]
         k_mask = d < D
         v_mask = e < E
         if MASKED:
@@ -234,8 +157,8 @@ def attend(
     origin = 0.0
     if BIAS == QUERY_AND_KEY:  # the sums of the new tokens are kept already
         bias_b = kept_sums(bias_two, b, g, GROUP)
-        begun = _slots(blocks, n + first, first < new, BLOCK) * GROUP
-        own = _slots(blocks, seen, i < new, BLOCK) * GROUP + r % HEADS
+        begun = chunk_slots(blocks, n + first, first < new, BLOCK) * GROUP
+        own = chunk_slots(blocks, seen, i < new, BLOCK) * GROUP + r % HEADS
         bias_a = tl.load(bias_b + own, mask=mine, other=0.0) - tl.load(bias_b + begun + r % HEADS, mask=mine, other=0.0)
         bias_a = bias_a[:, None]
         head = tl.arange(0, HEADS if HEADS > 16 else 16)  # the matrix units take no fewer
@@ -362,34 +285,23 @@ def attend_chunk(
 ) -> None:
     """out (B · T, heads · value_dim) from qkv (B · T, queries | keys | values), both contiguous, with T tokens for each
     row; ``queries``: room for as many, turned. ``stores``: (layers, ADDRESS) int64, as ``decode`` has them."""
-    chunks, nothing, dtype = len(at.held), at.held, TYPES[qkv.dtype]
-    tokens, table_width = len(qkv) // chunks, at.table.shape[1]
-    q_gain, q_eps, q_offset = (None, 0.0, 0.0) if q_norm is None else (q_norm.gain, q_norm.eps, q_norm.offset)
-    k_gain, k_eps, k_offset = (None, 0.0, 0.0) if k_norm is None else (k_norm.gain, k_norm.eps, k_norm.offset)
-    cos, sin, turned = (nothing, nothing, 0) if rotation is None else (rotation.cos, rotation.sin, rotation.turned)
-    sizes = {
-        "H": heads, "G": kv_heads, "D": key_dim, "E": value_dim, "BLOCK": at.block, "TYPE": dtype, "INT8": int8,
-        "D_TILE": max(16, triton.next_power_of_2(key_dim)), "E_TILE": max(16, triton.next_power_of_2(value_dim)),
-    }  # fmt: skip
-    first: Launch = place
-    first[(triton.cdiv(tokens, PLACED), heads + kv_heads, chunks)](
-        qkv, queries, stores, at.held, at.count, at.pos, at.gone, at.table, cos, sin,
-        nothing if q_gain is None else q_gain, nothing if k_gain is None else k_gain, layer, tokens,
-        table_width, q_eps, q_offset, k_eps, k_offset, turned, TOKENS=PLACED,
-        TURN=NO_TURN if rotation is None else rotation.turn, Q_NORM=q_norm is not None,
-        K_NORM=k_norm is not None, Q_GAIN=q_gain is not None, K_GAIN=k_gain is not None, num_warps=4, **sizes,
-    )  # fmt: skip
+    chunks, nothing = len(at.held), at.held
+    tokens = len(qkv) // chunks
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "key_dim": key_dim, "value_dim": value_dim}
+    sizes["int8"] = int8
+    place_chunk(qkv, queries, stores, layer, at, **sizes, rotation=rotation, q_norm=q_norm, k_norm=k_norm)
     if bias is not None and bias.form == QUERY_AND_KEY.value:
         keep_chunk(bias, at, tokens, heads, kv_heads)
     tile = tile or tile_for(tokens, heads, kv_heads, max(key_dim, value_dim), qkv.dtype, chunks)
     group = triton.next_power_of_2(heads // kv_heads)
-    second: Launch = attend
-    second[(kv_heads, chunks * triton.cdiv(tokens, tile.rows // group), tile.splits)](
+    kernel: Launch = attend
+    kernel[(kv_heads, chunks * triton.cdiv(tokens, tile.rows // group), tile.splits)](
         queries, out, stores, at.held, at.count, at.pos, at.gone, at.table, nothing if bias is None else bias.one,
-        nothing if bias is None else bias.two, nothing if sinks is None else sinks, *work, layer, tokens, table_width,
-        tile.splits, scale, softcap or 1.0, window, 0 if bias is None else bias.width,
+        nothing if bias is None else bias.two, nothing if sinks is None else sinks, *work, layer, tokens,
+        at.table.shape[1], tile.splits, scale, softcap or 1.0, window, 0 if bias is None else bias.width,
         nothing if values is None else values.table, 0 if values is None else values.width, VALUES=values is not None,
         HEADS=group, ROWS=tile.rows, KEYS=tile.keys, LEAST=max(least, tile.keys), SOFTCAP=softcap is not None,
         **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
-        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages, num_warps=tile.warps, **sizes,
+        PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", STAGES=tile.stages, num_warps=tile.warps,
+        **chunk_constants(at, qkv.dtype, **sizes),
     )  # fmt: skip

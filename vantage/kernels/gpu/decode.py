@@ -3,6 +3,9 @@
 A program takes one group of heads of one row and a share of its keys; the program that finishes last puts the shares
 together, in their order. The new token's key and value are turned, written to the cache and seen by the program of the
 last share. Where keys and values stand is read from the device, so that one CUDA graph serves every cache and length.
+
+Several new tokens of a row may each be a row of their own, which holds one more than the last. Each sees the keys of
+those before it, so that all of them must be in the cache before the first program begins (``chunk_place``).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from vantage.kernels.gpu.count_bias import (
 )
 from vantage.kernels.gpu.count_tiles import by_count as number_by_count
 from vantage.kernels.gpu.gate_sums import kept_sums, log_sigmoid, sum_before, with_sums
-from vantage.kernels.gpu.head_vectors import NO_TURN, HeadNorm, RopeTables, keep_new, new_key, rotated
+from vantage.kernels.gpu.head_vectors import NO_TURN, HeadNorm, RopeTables, keep_new, kept_vector, new_key, rotated
 from vantage.kernels.gpu.row_shares import ask, blocks_of, joined_shares, kept_at, shares_of, slots_of
 from vantage.kernels.gpu.score_bias import (
     COUNTS,
@@ -46,19 +49,20 @@ from vantage.kernels.gpu.value_bias import DeviceValues, far_values, with_near_v
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
-FEWEST_SPLITS = 4  # of up to 64 rows
 ADDRESS = 8  # numbers that say where a layer's keys and values are: see ``store_numbers``
 
 
 @dataclass(frozen=True)
 class RowState:
-    """Where the rows of a step stand, all on the device and int32. A row that is not in use holds -1."""
+    """Where the rows of a step stand, all on the device and int32. A row that is not in use holds -1. B: rows of a
+    cache."""
 
-    held: Tensor  # (B,): tokens before this one
-    pos: Tensor  # (B,): the position of this one
+    held: Tensor  # (B · tokens,): tokens before this one
+    pos: Tensor  # (B · tokens,): the position of this one
     gone: Tensor  # (B,): blocks at the front that were given back
     table: Tensor  # (B, blocks)
     block: int  # tokens in a block; 0: rows own their places
+    tokens: int = 1  # of each row of the cache
 
 
 @dataclass(frozen=True)
@@ -170,14 +174,16 @@ def _with_new(
 def attend(
     qkv, out, stores, held, pos, gone, table, cos, sin, q_gain, k_gain, bias_one, bias_two, sinks, sums, highest,
     totals, arrived, begun, layer, qkv_stride, table_width, block, scale, cap, window, q_eps, q_offset, k_eps, k_offset,
-    turned, bias_width, values, value_width, vectors,
+    turned, bias_width, values, value_width, vectors, tokens,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, GROUP_TILE: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, KEYS: tl.constexpr,
     LEAST: tl.constexpr, STAGES: tl.constexpr, PAGED: tl.constexpr, TURN: tl.constexpr,
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_GAIN: tl.constexpr, K_GAIN: tl.constexpr, SOFTCAP: tl.constexpr,
     BIAS: tl.constexpr, BREAKS: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     TYPE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr, VALUES: tl.constexpr, RECENT: tl.constexpr,
+    KEPT: tl.constexpr,
 ):  # fmt: skip
+    """``tokens``: how many rows share one of the cache. KEPT: the new tokens are in it already."""
     b, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if BIAS == COUNTS:
         split = begun_as(begun + b * G + g, SPLITS)
@@ -185,8 +191,8 @@ def attend(
     n = tl.load(held + b)
     place = tl.load(pos + b).to(tl.int64) * (turned * (1 + TURN // 4))
     key_place = place + turned * (TURN // 4)
-    k_base, v_base, k_scales, v_scales = kept_at(stores + layer * 8, b, g, D, E, TYPE, INT8)
-    blocks = blocks_of(table, gone, b, table_width, PAGED)
+    k_base, v_base, k_scales, v_scales = kept_at(stores + layer * 8, b // tokens, g, D, E, TYPE, INT8)
+    blocks = blocks_of(table, gone, b // tokens, table_width, PAGED)
     first, share, active = shares_of(n, window, WINDOW, SPLITS, KEYS, LEAST)
     if n < 0 or split >= active:
         return
@@ -240,10 +246,13 @@ def attend(
     new_count = tl.zeros((GROUP_TILE,), tl.float32)
     carry = new_count
     if BIAS == COUNTS:
-        own_k, _, _ = new_key(
-            qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D, K_NORM,
-            K_GAIN, TURN % 4, TYPE, INT8,
-        )  # fmt: skip
+        if KEPT:
+            own_k = kept_vector(k_base, k_scales, slots_of(blocks, n, n >= 0, block, PAGED), d, D, TYPE, INT8)
+        else:
+            own_k, _, _ = new_key(
+                qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D,
+                K_NORM, K_GAIN, TURN % 4, TYPE, INT8,
+            )  # fmt: skip
         new_count = tl.sigmoid(tl.sum(q.to(tl.float32) * own_k.to(tl.float32)[None, :], 1) * scale)
         carry = counted_before(
             new_count, q, first, start, end, n, share, split, active, k_base, k_scales, blocks, block, d, scale,
@@ -261,16 +270,18 @@ def attend(
         VALUES,
     )  # fmt: skip
     if split == active - 1:  # the new token
-        new_slot = n.to(tl.int64)
-        if PAGED:
-            new_slot = tl.load(blocks + n // block).to(tl.int64) * block + n % block
-        new_k, new_codes, new_k_scale = new_key(
-            qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D, K_NORM,
-            K_GAIN, TURN % 4, TYPE, INT8,
-        )  # fmt: skip
-        new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
-        new_v = keep_new(new_k, new_codes, new_k_scale, new_v, new_slot, k_base, v_base, k_scales, v_scales, d, e,
-                         D, E, TYPE, INT8)  # fmt: skip
+        new_slot = slots_of(blocks, n, n >= 0, block, PAGED)
+        if KEPT:
+            new_k = kept_vector(k_base, k_scales, new_slot, d, D, TYPE, INT8)
+            new_v = kept_vector(v_base, v_scales, new_slot, e, E, TYPE, INT8)
+        else:
+            new_k, new_codes, new_k_scale = new_key(
+                qkv, row + H * D + g * D, d, cos + key_place, sin + key_place, k_gain, k_eps, k_offset, turned, D,
+                K_NORM, K_GAIN, TURN % 4, TYPE, INT8,
+            )  # fmt: skip
+            new_v = tl.load(qkv + row + H * D + G * D + g * E + e, mask=e < E, other=0.0).to(TYPE)
+            new_v = keep_new(new_k, new_codes, new_k_scale, new_v, new_slot, k_base, v_base, k_scales, v_scales, d, e,
+                             D, E, TYPE, INT8)  # fmt: skip
         if BIAS == QUERY_AND_KEY:
             tl.store(kept_to + new_slot * GROUP + r, sum_now, mask=mine)
         m, total, acc = _with_new(
@@ -300,18 +311,6 @@ def attend(
     if SINKS:
         total += tl.exp2(tl.load(sinks + h, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634 - m)
     tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=kept)
-
-
-def splits_for(rows: int, kv_heads: int, processors: int) -> int:
-    """Into how many shares a row's keys are cut: enough for every processor, a power of two; several for few rows,
-    since the longest would hold all others up (64 rows of 1k to 128k: 0.64 of the bandwidth with one share, 0.90 with
-    four; 256 rows of up to 2k lose a tenth with four).
-
-    It depends on the bucket of rows alone, so that a row's sums do not depend on its neighbours within one bucket.
-    """
-    fewest = min(FEWEST_SPLITS, max(1, 256 // rows))
-    wanted = max(fewest, 2 * processors // (rows * kv_heads))
-    return min(64, 1 << (wanted.bit_length() - 1))
 
 
 def store_numbers(tensors: Sequence[Tensor]) -> list[int]:
@@ -367,8 +366,11 @@ def decode(
     values: DeviceValues | None = None,
 ) -> None:
     """out (B, heads · value_dim) from qkv (B, queries | keys | values). ``stores``: (layers, ADDRESS) int64. ``int8``:
-    keys and values are kept in 8 bits with scales. ``values``: what is added to values by their distance."""
-    B, splits = len(qkv), work.sums.shape[1]
+    keys and values are kept in 8 bits with scales. ``values``: what is added to values by their distance. Of several
+    tokens of a row keys and values are in the cache."""
+    B, splits, kept = len(qkv), work.sums.shape[1], rows.tokens > 1
+    assert not (kept and dependent), "what is read ahead may be what the kernel before writes"
+    assert not (kept and bias is not None and bias.form == QUERY_AND_KEY.value), "sums of several tokens are a chunk's"
     nothing = rows.held
     q_gain, q_eps, q_offset = (None, 0.0, 0.0) if q_norm is None else (q_norm.gain, q_norm.eps, q_norm.offset)
     k_gain, k_eps, k_offset = (None, 0.0, 0.0) if k_norm is None else (k_norm.gain, k_norm.eps, k_norm.offset)
@@ -385,7 +387,7 @@ def decode(
         work.begun, layer, qkv.stride(0), rows.table.shape[1], max(rows.block, 1), scale, softcap or 1.0, window,
         q_eps, q_offset, k_eps, k_offset, 0 if rotation is None else rotation.turned, 0 if bias is None else bias.width,
         nothing if values is None else values.table, 0 if values is None else values.width,
-        bias.vectors if isinstance(bias, CountBias) else nothing,
+        bias.vectors if isinstance(bias, CountBias) else nothing, rows.tokens,
         H=heads, G=kv_heads, D=key_dim, E=value_dim, GROUP_TILE=max(16, group), HEADS=group,
         D_TILE=max(16, triton.next_power_of_2(key_dim)), E_TILE=value_tile, SPLITS=splits,
         AT_ONCE=max(1, min(splits, 4096 // (group * value_tile))), KEYS=keys, LEAST=max(least, keys), STAGES=3,
@@ -394,5 +396,5 @@ def decode(
         SOFTCAP=softcap is not None, **form_constants(bias), SINKS=sinks is not None, WINDOW=window > 0,
         PRECISION="ieee" if qkv.dtype is torch.float32 else "tf32", TYPE=TYPES[qkv.dtype], INT8=int8,
         DEPENDENT=dependent, VALUES=values is not None, RECENT=bias.recent if isinstance(bias, CountBias) else 0,
-        num_warps=warps, **extra,
+        KEPT=kept, num_warps=warps, **extra,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from vantage.kernels.gpu.tiles import QUERY_AND_KEY
 from vantage.spec.parts import Shape
 
 if TYPE_CHECKING:
-    from vantage.kernels.gpu.chunk import ChunkPlace
+    from vantage.kernels.gpu.chunk_place import ChunkPlace
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 STREAM = 3  # numbers that say where a layer's sums are: see ``stream_numbers``

@@ -93,6 +93,15 @@ def new_key(
 
 
 @triton.jit
+def kept_vector(base, scales, slot, d, D: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr):
+    """A token's key or value as it is seen, from the cache."""
+    x = tl.load(base + slot * D + d, mask=d < D, other=0.0)
+    if INT8:
+        x = x.to(tl.float32) * tl.load(scales + slot)
+    return x.to(TYPE)
+
+
+@triton.jit
 def keep_new(
     new_k, new_codes, new_k_scale, new_v, new_slot, k_base, v_base, k_scales, v_scales, d, e, D: tl.constexpr,
     E: tl.constexpr, TYPE: tl.constexpr, INT8: tl.constexpr,

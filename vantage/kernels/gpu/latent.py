@@ -1,4 +1,5 @@
-"""Latent attention (MLA) in its absorbed form, of one new token a row over a cache that stays where it is.
+"""Latent attention (MLA) in its absorbed form, of one new token a row over a cache that stays where it is; or of a few,
+each of which is a row of its own: the second pass begins when all of them are kept.
 
 All heads share what is kept of a token: the latent, which is key and value at once, and a rotary key beside it. Three
 passes: queries are carried into the latent's space while the new token is normed, turned and kept; a program reads a
@@ -16,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vantage.kernels.gpu.decode import FEWEST_SPLITS, TYPES, RowState
+from vantage.kernels.gpu.decode import TYPES, RowState
 from vantage.kernels.gpu.head_vectors import NO_TURN, HeadNorm, RopeTables, rotated
+from vantage.kernels.gpu.row_shares import FEWEST_SPLITS, blocks_of
 from vantage.kernels.gpu.score_bias import (
     PIECES_AS_PRODUCT,
     DeviceBias,
@@ -102,11 +104,12 @@ def _slot(table, gone, b, held, table_width, block, mask, PAGED: tl.constexpr):
 @triton.jit(do_not_specialize=["layer"])
 def prepare(
     q, kv, queries, k_up, gain, stores, held, pos, gone, table, cos, sin, layer, rows, table_width, block, eps, offset,
-    turned, H: tl.constexpr, R: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, TILE: tl.constexpr,
+    turned, tokens, H: tl.constexpr, R: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, TILE: tl.constexpr,
     R_TILE: tl.constexpr, NOPE_TILE: tl.constexpr, ROPE_TILE: tl.constexpr, COLUMNS: tl.constexpr,
     PAGED: tl.constexpr, TURN: tl.constexpr, GAIN: tl.constexpr, PRECISION: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """queries (B, H, R + ROPE) from q (B, H · (NOPE + ROPE)); and kv (B, R + ROPE), normed and turned, to the cache."""
+    """queries (B, H, R + ROPE) from q (B, H · (NOPE + ROPE)); and kv (B, R + ROPE), normed and turned, to the cache.
+    ``tokens``: how many rows share one of the cache."""
     h = tl.program_id(0)
     b = tl.program_id(1) * TILE + tl.arange(0, TILE)
     used = b < rows
@@ -136,8 +139,8 @@ def prepare(
             tl.store(to + R + d, turned_q.to(TYPE), mask=inside)
     else:
         numbers = stores + layer * 8
-        base = tl.load(numbers).to(tl.pointer_type(TYPE)) + b.to(tl.int64) * tl.load(numbers + 2)
-        slot = _slot(table, gone, b, tl.maximum(n, 0), table_width, block, used, PAGED)
+        base = tl.load(numbers).to(tl.pointer_type(TYPE)) + (b // tokens).to(tl.int64) * tl.load(numbers + 2)
+        slot = _slot(table, gone, b // tokens, tl.maximum(n, 0), table_width, block, used, PAGED)
         to = (base + slot * (R + ROPE))[:, None]
         r = tl.arange(0, R_TILE)[None, :]
         kept = used[:, None] & (r < R)
@@ -169,7 +172,7 @@ def _shares(n, window, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.cons
 @triton.jit(do_not_specialize=["layer"])
 def attend(
     queries, stores, held, pos, gone, table, bias_one, bias_two, sums, highest, totals, layer, table_width, block,
-    scale, cap, window, bias_width,
+    scale, cap, window, bias_width, tokens,
     H: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, HEADS: tl.constexpr, HEADS_TILE: tl.constexpr,
     R_TILE: tl.constexpr, ROPE_TILE: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     PAGED: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, BREAKS: tl.constexpr, WINDOW: tl.constexpr,
@@ -186,12 +189,9 @@ def attend(
     start = first + split * share
     end = tl.minimum(start + share, n)
     numbers = stores + layer * 8
-    base = tl.load(numbers).to(tl.pointer_type(TYPE)) + b * tl.load(numbers + 2)
+    base = tl.load(numbers).to(tl.pointer_type(TYPE)) + (b // tokens) * tl.load(numbers + 2)
     base = tl.multiple_of(base, 16)
-    missing = 0
-    if PAGED:
-        missing = tl.load(gone + b)
-    blocks = table + b.to(tl.int64) * table_width - missing
+    blocks = blocks_of(table, gone, b // tokens, table_width, PAGED)
     i = tl.arange(0, HEADS_TILE)
     h = tile * HEADS + i
     r = tl.arange(0, R_TILE)[None, :]
@@ -308,10 +308,10 @@ def decode_latent(
     first: Launch = prepare
     first[(sizes.heads + 1, triton.cdiv(B, ROWS))](
         q, kv, work.queries, k_up, nothing if norm.gain is None else norm.gain, stores, rows.held, rows.pos, rows.gone,
-        rows.table, cos, sin, layer, B, *places, norm.eps, norm.offset, turned, H=sizes.heads, R=sizes.rank,
-        NOPE=sizes.nope, TILE=ROWS, NOPE_TILE=max(16, triton.next_power_of_2(sizes.nope)), COLUMNS=COLUMNS,
-        TURN=NO_TURN if rotation is None else rotation.turn, GAIN=norm.gain is not None, num_warps=4, **tile,
-        **roped, **precision,
+        rows.table, cos, sin, layer, B, *places, norm.eps, norm.offset, turned, rows.tokens, H=sizes.heads,
+        R=sizes.rank, NOPE=sizes.nope, TILE=ROWS, NOPE_TILE=max(16, triton.next_power_of_2(sizes.nope)),
+        COLUMNS=COLUMNS, TURN=NO_TURN if rotation is None else rotation.turn, GAIN=norm.gain is not None, num_warps=4,
+        **tile, **roped, **precision,
     )  # fmt: skip
     heads = heads_at_once(sizes.heads)
     keys, stages = keys_for(
@@ -321,7 +321,7 @@ def decode_latent(
     second[(B, sizes.heads // heads, splits)](
         work.queries, stores, rows.held, rows.pos, rows.gone, rows.table, nothing if bias is None else bias.one,
         nothing if bias is None else bias.two, work.sums, work.highest, work.totals, layer, *places, scale,
-        softcap or 1.0, window, 0 if bias is None else bias.width, H=sizes.heads, R=sizes.rank,
+        softcap or 1.0, window, 0 if bias is None else bias.width, rows.tokens, H=sizes.heads, R=sizes.rank,
         HEADS=heads, HEADS_TILE=max(LEAST_TILE, heads), SPLITS=splits, KEYS=keys, STAGES=stages,
         SOFTCAP=softcap is not None, **form_constants(bias), WINDOW=window > 0, num_warps=WARPS, **tile,
         **roped, **precision,

@@ -11,10 +11,12 @@ from vantage.kernels.native.build import enabled, processor_features, unused_mat
 from vantage.model.lowered.gpu_program import lower_for_gpu
 from vantage.model.lowered.lower import lower
 from vantage.model.lowered.module_step import uncaptured
+from vantage.model.lowered.pass_sizes import MOST_DRAFTED
 from vantage.spec.native import CannotLower
 
 LOWERED, CAPTURED, MODULES = "lowered", "graph of modules", "modules"
 STEPS_AHEAD = "several steps in one call"
+LONG_PASSES = f"passes of more than {MOST_DRAFTED} tokens of a row as a graph"
 
 
 class StepChoice(NamedTuple):
@@ -33,7 +35,8 @@ def step_choice(model: Any, device: str) -> StepChoice:
     others: dict[str, str] = {}
     try:
         if device == "cuda":
-            lower_for_gpu(model)
+            if (why := lower_for_gpu(model).why_no_chunks) is not None:
+                others[LONG_PASSES] = why
         elif model.dtype is not torch.float32:
             raise CannotLower(f"on a CPU native steps compute in float32, not {model.dtype}")
         else:

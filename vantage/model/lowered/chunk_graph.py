@@ -13,26 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import chunk, decode, gate_sums, head_vectors, packed_rows
+from vantage.kernels.gpu import chunk, decode, head_vectors, packed_rows
+from vantage.kernels.gpu.chunk_place import ChunkPlace, place_chunk
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep
+from vantage.model.lowered.pass_sizes import most_tokens, sizes_for
 from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables
-from vantage.model.lowered.row_steps import attention_options, bias_of, run_step, sums_for, values_of
+from vantage.model.lowered.row_attention import LayerNumbers, RowAttention, one_by_one
+from vantage.model.lowered.row_steps import attention_options, head_options, run_step, sums_for
 from vantage.model.lowered.step_graph import GraphShape, RowPlaces
 from vantage.model.placement import Placement
 from vantage.spec.parts import Shape
-
-# tokens of a row that a graph is made for; a longer pass is several of the largest
-CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-SHORT = (2, 4, 8)  # of several rows, also so many: drafts
-MIN_TOKENS = 2  # tokens of a pass; a single one is a step
-
-
-def bucket_for(tokens: int, rows: int = 1) -> int | None:
-    """The tokens of the graph that takes so many of each of these rows, or the most that there is room for; ``None``:
-    there is no room for these rows."""
-    sizes = [n for n in (SHORT if rows > 1 else ()) + CHUNKS if n * rows <= CHUNKS[-1]]
-    return next((n for n in sizes if n >= tokens), max(sizes, default=None))
 
 
 class ChunkBuffers:
@@ -41,34 +32,35 @@ class ChunkBuffers:
     def __init__(self, program: GpuProgram, rows: Sequence[int], device: torch.device):
         """``rows``: the numbers of rows that graphs are made for."""
         used = {0, program.hidden, *(number for step in program.body for number in program.touched(step))}
-        most = CHUNKS[-1]
+        chunks = program.takes_chunks
+        most = most_tokens(chunks=chunks)
         with torch.inference_mode(False):
             self.buffers = [  # zeros: what no token has filled yet goes through the same steps
                 torch.zeros((most if i in used else 0, width), dtype=program.dtype, device=device)
                 for i, width in enumerate(program.widths)
             ]
             shapes = [step.shape for step in program.body if isinstance(step, AttendStep)]
-            width = max(shape.heads * shape.key_dim for shape in shapes)
+            width = max((shape.heads * shape.key_dim for shape in shapes), default=0)
             self.queries = torch.empty(most * width, dtype=program.dtype, device=device)
-            self.shares = {shape: _shares(shape, program.dtype, rows, device) for shape in {*shapes}}
-            self.stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
-            self.streams = torch.zeros((len(program.attentions), gate_sums.STREAM), dtype=torch.int64, device=device)
-            self.biases = [bias_of(step, self.buffers, self.streams) for step in program.attentions]
-            self.values = [values_of(step, device) for step in program.attentions]
-            tables = query_tables(program, 0, device)  # of those that take chunks no table grows with the positions
-            self.own_biases = QueryBiases(tables, program.attentions, most, TableRoom(device))
+            sizes = [(n, size) for n in rows for size in sizes_for(n, chunks=chunks)]
+            self.shares = {shape: _shares(shape, program.dtype, sizes, device) for shape in {*shapes}}
+            self.layers = LayerNumbers(program, self.buffers, device)
+            self.own_biases: QueryBiases | None = None
+            if not program.grows:  # else a graph has tables for as many positions as it is made for
+                tables = query_tables(program, 0, device)
+                self.own_biases = QueryBiases(tables, program.attentions, most, TableRoom(device))
             self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
-        self.numbers: np.ndarray | None = None  # what ``stores`` and ``streams`` say
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
-def _shares(shape: Shape, dtype: torch.dtype, rows: Sequence[int], device: torch.device) -> chunk.ChunkWorkspace:
+def _shares(
+    shape: Shape, dtype: torch.dtype, sizes: Sequence[tuple[int, int]], device: torch.device
+) -> chunk.ChunkWorkspace:
+    """``sizes``: rows and the tokens of each."""
     heads, width = shape.heads, max(shape.key_dim, shape.value_dim)
     tiles = [
         (chunks * tokens, chunk.tile_for(tokens, heads, shape.kv_heads, width, dtype, chunks))
-        for chunks in rows
-        for tokens in SHORT + CHUNKS
-        if chunks * tokens <= CHUNKS[-1]
+        for chunks, tokens in sizes
     ]
     return chunk.ChunkWorkspace.make(tiles, heads, shape.value_dim, device)
 
@@ -83,19 +75,31 @@ class ChunkGraph:
         shape: GraphShape,
         rotations: dict[int, head_vectors.RopeTables],
         memory: ChunkBuffers,
+        queries: QueryBiases | None = None,
     ):
+        """``queries``: what biases of queries are made of, where that grows with the positions."""
         self._program, self._shape, self._rotations, self._memory = program, shape, rotations, memory
         self._device: torch.device = model.device
         self._placement: Placement = model.placement
-        rows = shape.rows
+        self._queries = memory.own_biases if queries is None else queries
+        rows, tokens = shape.rows, shape.tokens
         with torch.inference_mode(False):
             ints = rows * (3 + len(shape.blocks) * (1 + shape.table))
             self._ints = torch.zeros(ints, dtype=torch.int32, device=self._device)
-            self._buffers = [buffer[: rows * shape.tokens] for buffer in memory.buffers]
+            self._buffers = [buffer[: rows * tokens] for buffer in memory.buffers]
+            self._order = torch.arange(tokens, dtype=torch.int32, device=self._device)
+            # of every token: how many its row holds before it, -1 where it is none; and its position
+            self._per_token = torch.zeros((2, rows * tokens), dtype=torch.int32, device=self._device)
+            apart = [step for step in program.attentions if one_by_one(step)]
+            self._rows = RowAttention(apart, rows * tokens, self._buffers, memory.layers, rotations, int8=shape.int8)
         held, count, pos = self._ints[: 3 * rows].view(3, rows)
         self._places = [
-            chunk.ChunkPlace(held, count, pos, gone, table, block)
+            ChunkPlace(held, count, pos, gone, table, block)
             for block, (gone, table) in zip(shape.blocks, self._per_ledger(self._ints), strict=True)
+        ]
+        before, at = self._per_token
+        self._row_states = [
+            decode.RowState(before, at, place.gone, place.table, place.block, tokens) for place in self._places
         ]
         with torch.inference_mode(False), torch.no_grad():  # first with no token in it
             self._launch = captured(self._steps, self._device, memory.pool)
@@ -137,34 +141,46 @@ class ChunkGraph:
                 for line, blocks in zip(table.numpy(), place.blocks, strict=False):
                     line[: len(blocks)] = blocks
         self._ints.copy_(staged, non_blocking=True)
-        memory = self._memory
-        if stores is not memory.numbers:
-            memory.stores.copy_(torch.from_numpy(stores[:, : decode.ADDRESS]))
-            memory.streams.copy_(torch.from_numpy(stores[:, decode.ADDRESS :]))
-            memory.numbers = stores
+        self._memory.layers.place(stores)
 
     def _steps(self) -> None:
         with self._placement.captured():
+            if not self._program.takes_chunks:
+                self._place_tokens()
             for step in self._program.body:
                 run_step(step, self._buffers, self._attend, sums=self._memory.sums)
 
+    def _place_tokens(self) -> None:
+        place = self._places[0]
+        held, count, pos = place.held[:, None], place.count[:, None], place.pos[:, None]
+        before, at = self._per_token.view(2, *self._of_rows(0).shape[:2])
+        before.copy_(torch.where(self._order < count, held + self._order, -1))
+        at.copy_(pos + self._order)
+
     def _attend(self, step: AttendStep | LatentStep) -> None:
-        assert isinstance(step, AttendStep), "others take no chunks"
-        s, turn, memory = step.shape, step.turn, self._memory
-        width, place = s.heads * s.key_dim, self._places[self._shape.ledgers[step.index]]
-        qkv = self._buffers[step.src]
-        own = memory.own_biases.made(step, qkv, place.held)
+        """No kernel of these begins before the one before it has ended: what one writes, the next may read."""
+        ledger = self._shape.ledgers[step.index]
+        if isinstance(step, LatentStep):  # its own passes keep what is new first
+            return self._rows.attend(step, self._row_states[ledger])
+        s, turn, layers = step.shape, step.turn, self._memory.layers
+        width, place, qkv = s.heads * s.key_dim, self._places[ledger], self._buffers[step.src]
+        queries = self._memory.queries[: len(qkv) * width].view(-1, width)
+        rotation = None if turn is None else self._rotations[id(turn.tables)]
+        how: dict[str, Any] = {"rotation": rotation, "int8": self._shape.int8}
+        if one_by_one(step):
+            place_chunk(qkv, queries, layers.stores, step.index, place, **how, **head_options(step))
+            return self._rows.attend(step, self._row_states[ledger])
+        own = None if self._queries is None else self._queries.made(step, qkv, self._per_token[0])
         chunk.attend_chunk(
             qkv,
-            memory.queries[: len(qkv) * width].view(-1, width),
+            queries,
             self._buffers[step.dst],
-            memory.stores,
+            layers.stores,
             step.index,
             place,
-            memory.shares[s],
-            bias=own or memory.biases[step.index],
-            values=memory.values[step.index],
-            rotation=None if turn is None else self._rotations[id(turn.tables)],
-            int8=self._shape.int8,
+            self._memory.shares[s],
+            bias=own or layers.biases[step.index],
+            values=layers.values[step.index],
+            **how,
             **attention_options(step),
         )

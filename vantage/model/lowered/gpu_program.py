@@ -151,11 +151,18 @@ class GpuProgram(ProgramBuffers):
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether several tokens of a row may be a pass. Latents meet many of them sooner in the expanded form; where
-        every distance has a vector of its own, tables of many queries would be as large as their scores; what is
-        counted before a tile of keys is known only behind all later ones, for each of many queries."""
-        counts = any(isinstance(step.scores.bias, QueryCounts) for step in self.attentions)
-        return not self.grows and not counts and all(isinstance(step, AttendStep) for step in self.attentions)
+        """Whether many tokens of a row may be a pass, not only those of a draft."""
+        return self.why_no_chunks is None
+
+    @property
+    def why_no_chunks(self) -> str | None:
+        if any(isinstance(step, LatentStep) for step in self.attentions):
+            return "many queries meet latents sooner in the expanded form"
+        if self.grows:
+            return "tables of many queries for every distance would be as large as their scores"
+        if any(isinstance(step.scores.bias, QueryCounts) for step in self.attentions):
+            return "what a query counts before a key is known only behind all later keys"
+        return None
 
     @property
     def grows(self) -> bool:

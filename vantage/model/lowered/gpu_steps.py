@@ -23,10 +23,11 @@ from vantage.cache.stores import Store
 from vantage.kernels.gpu import decode, gate_sums, head_vectors
 from vantage.kernels.gpu.choose import Searches
 from vantage.kernels.gpu.query_table import QueryTable
-from vantage.model.lowered.chunk_graph import MIN_TOKENS, ChunkBuffers, ChunkGraph, bucket_for
+from vantage.model.lowered.chunk_graph import ChunkBuffers, ChunkGraph
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, LatentStep, Turn, lower_for_gpu
 from vantage.model.lowered.module_step import ModuleProgram, ModuleStep, uncaptured
-from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables
+from vantage.model.lowered.pass_sizes import MIN_TOKENS, bucket_for
+from vantage.model.lowered.query_tables import QueryBiases, TableRoom, query_tables, table_numbers
 from vantage.model.lowered.step_graph import MAX_AHEAD, GraphShape, Pending, RowPlaces, StepGraph
 from vantage.model.lowered.watch import ModelWatch
 from vantage.spec.native import CannotLower
@@ -35,6 +36,7 @@ from vantage.spec.sampling import PendingSteps, RowChoice
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows that a graph is made for
 LEAST_ANGLES = 4096  # positions of the first tables of rotations
+MOST_TABLE_NUMBERS = 2**27  # of the queries of a pass for every distance: 512 MiB
 LEAST_BLOCKS, LEAST_CHUNK_BLOCKS = 64, 1024  # of a row's table; a chunk's graph has one row, and lives longer
 # how tokens were computed, in a cache's counts
 GRAPH, MODULE_GRAPH, CHUNK_GRAPH = "graph", "graph of modules", "graph of a chunk"
@@ -52,7 +54,6 @@ class GpuSteps:
             self.program, self.modules = GpuProgram(dtype=model.dtype), ModuleProgram.of(model, str(why))
         self.path = GRAPH if self.modules is None else MODULE_GRAPH
         self._attentions = self.program.attentions
-        self._takes_chunks = self.modules is None and self.program.takes_chunks
         self.why_not = None if self.modules is None else uncaptured(model)  # why its modules make no graph
         tensors = self.program.tensors if self.modules is None else self.modules.tensors
         self._watch = ModelWatch(model, tensors, self.program.learned)
@@ -124,11 +125,11 @@ class GpuSteps:
         """The last hidden states (B, T, D) of the next tokens of rows, which the cache takes in, inside an open pass;
         ``None``: not for this pass."""
         rows, tokens, last = *x_BTD.shape[:2], pos.known.pos
-        if not self._takes_chunks or tokens < MIN_TOKENS or last is None or x_BTD.dtype is not self.program.dtype:
+        if self.modules is not None or tokens < MIN_TOKENS or last is None or x_BTD.dtype is not self.program.dtype:
             return None
         bucket = _bucket(rows)
         layouts = self._layouts(pos, cache) if pos.known.runs else None
-        if layouts is None or bucket is None or bucket_for(1, bucket) is None:
+        if layouts is None or bucket is None or not self._takes_pass(bucket, tokens, last[1]):
             return None
         if not self._within(last[1], cache.length):
             return None
@@ -202,13 +203,26 @@ class GpuSteps:
         """The graph for so many tokens of each row, or for the first of them."""
         if self._chunk_buffers is None:
             self._chunk_buffers = ChunkBuffers(self.program, BUCKETS, self._model.device)
-        size = bucket_for(tokens, rows)
+        size = bucket_for(tokens, rows, chunks=self.program.takes_chunks)
         assert size is not None, "asked for before"
         shape = self._shape(rows, places, last, cache, LEAST_CHUNK_BLOCKS)._replace(tokens=size)
         if shape not in self._chunk_graphs:
-            rotations = self._rotations(shape.angles, cache.length)
-            self._chunk_graphs[shape] = ChunkGraph(self._model, self.program, shape, rotations, self._chunk_buffers)
+            rotations, queries = self._rotations(shape.angles, cache.length), None
+            if self.program.grows:
+                queries = QueryBiases(self._query_tables(shape.angles), self._attentions, rows * size, self._room)
+            self._chunk_graphs[shape] = ChunkGraph(
+                self._model, self.program, shape, rotations, self._chunk_buffers, queries
+            )
         return self._chunk_graphs[shape]
+
+    def _takes_pass(self, rows: int, tokens: int, last: int) -> bool:
+        """Whether there are graphs for so many tokens of each of so many rows, up to this position. That depends on
+        nothing that ran before, so that a pass gives the same bits again."""
+        size = bucket_for(tokens, rows, chunks=self.program.takes_chunks)
+        if size is None or not self.program.grows:
+            return size is not None
+        numbers = table_numbers(self.program, _at_least(last + 1, LEAST_ANGLES))
+        return rows * size * numbers <= MOST_TABLE_NUMBERS
 
     def _shape(
         self, rows: int, places: Sequence[RowPlaces], last: int, cache: ModelCache, least_blocks: int
@@ -230,8 +244,9 @@ class GpuSteps:
         """What biases of queries are made of. Those for fewer positions go, and the graphs that read them."""
         positions = positions if self.program.grows else 0
         if self._tables is None or self._tables[0] < positions:
-            for shape in [shape for shape in self._graphs if shape.angles < positions]:
-                del self._graphs[shape]
+            for graphs in (self._graphs, self._chunk_graphs):
+                for shape in [shape for shape in graphs if shape.angles < positions]:
+                    del graphs[shape]
             self._tables = None
             self._tables = positions, query_tables(self.program, positions, self._model.device)
         return self._tables[1]

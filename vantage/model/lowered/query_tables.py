@@ -36,10 +36,10 @@ def query_tables(program: GpuProgram, positions: int, device: torch.device) -> d
     vectors: dict[tuple[Callable[[int], Tensor], int], Tensor] = {}
     tables: dict[int, QueryTable] = {}
     for step in program.attentions:
-        form, window = step.scores.bias, step.scores.window
+        form = step.scores.bias
         if not isinstance(step, AttendStep) or not isinstance(form, QueryDistances):
             continue
-        width = min(positions, window or positions) if form.last is None else form.last + 1
+        width = _width(form, step.scores.window, positions)
         with torch.inference_mode(False), torch.no_grad():
             if (form.keys, width) not in vectors:
                 vectors[form.keys, width] = form.keys(width).detach().to(device, program.dtype).contiguous()
@@ -48,6 +48,23 @@ def query_tables(program: GpuProgram, positions: int, device: torch.device) -> d
             vectors[form.keys, width], offset, step.scores.scale, bounded=form.last is not None
         )
     return tables
+
+
+def table_numbers(program: GpuProgram, positions: int) -> int:
+    """How many numbers a query has for every distance, in the layer where they are the most."""
+    return max(
+        (
+            step.shape.heads * _width(form, step.scores.window, positions)
+            for step in program.attentions
+            if isinstance(step, AttendStep) and isinstance(form := step.scores.bias, QueryDistances)
+        ),
+        default=0,
+    )
+
+
+def _width(form: QueryDistances, window: int, positions: int) -> int:
+    """How many distances have a vector."""
+    return min(positions, window or positions) if form.last is None else form.last + 1
 
 
 def _offset(step: AttendStep, form: QueryDistances, device: torch.device) -> Tensor | None:
@@ -60,19 +77,23 @@ def _offset(step: AttendStep, form: QueryDistances, device: torch.device) -> Ten
 
 
 def count_biases(
-    program: GpuProgram, rows: int, splits: Callable[[AttendStep], int], device: torch.device
+    steps: Sequence[AttendStep | LatentStep],
+    rows: int,
+    splits: Callable[[AttendStep], int],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> dict[int, CountBias]:
     """The biases that count keys, by layer. Layers of one size use the same room in turn. ``splits``: into how many
     shares a layer's keys are cut."""
     biases: dict[int, CountBias] = {}
     rooms: dict[tuple[int, int, int], CountBias] = {}
-    for step in program.attentions:
+    for step in steps:
         form = step.scores.bias
         if not isinstance(step, AttendStep) or not isinstance(form, QueryCounts):
             continue
         size = step.shape.heads, len(form.vectors), splits(step)
         with torch.inference_mode(False), torch.no_grad():
-            vectors = form.vectors.detach().to(device, program.dtype).contiguous()
+            vectors = form.vectors.detach().to(device, dtype).contiguous()
             if size not in rooms:
                 rooms[size] = CountBias.make(vectors, rows, size[2], size[0])
         biases[step.index] = rooms[size].sharing(vectors)

@@ -83,20 +83,28 @@ def _linear(step: LinearStep, buffers: Sequence[Tensor], sums: packed_rows.RowSu
         torch.mm(x, weight.T, out=out)
 
 
-def attention_options(step: AttendStep) -> dict[str, Any]:
-    """What attention kernels want to know of a step, wherever its rows stand."""
-    s, scores = step.shape, step.scores
+def head_options(step: AttendStep) -> dict[str, Any]:
+    """What kernels want to know of a step's queries, keys and values."""
+    s = step.shape
     return {
         "heads": s.heads,
         "kv_heads": s.kv_heads,
         "key_dim": s.key_dim,
         "value_dim": s.value_dim,
+        "q_norm": _head_norm(step.q_norm),
+        "k_norm": _head_norm(step.k_norm),
+    }
+
+
+def attention_options(step: AttendStep) -> dict[str, Any]:
+    """What attention kernels want to know of a step, wherever its rows stand."""
+    scores = step.scores
+    return {
+        **head_options(step),
         "scale": scores.scale,
         "softcap": scores.softcap,
         "window": scores.window,
         "sinks": scores.sinks,
-        "q_norm": _head_norm(step.q_norm),
-        "k_norm": _head_norm(step.k_norm),
     }
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vantage.kernels.gpu import choose, decode, gate_sums, head_vectors, latent, packed, packed_product, product
+from vantage.kernels.gpu import choose, decode, head_vectors, packed, packed_product, product
 from vantage.model.lowered.capture import captured
 from vantage.model.lowered.gpu_program import AttendStep, GpuProgram, GpuStep, LatentStep, LinearStep
 from vantage.model.lowered.module_step import ModuleStep
-from vantage.model.lowered.query_tables import QueryBiases, count_biases
-from vantage.model.lowered.row_steps import attention_options, bias_of, head_norm, run_step, sums_for, values_of
-from vantage.spec.native import LatentDims
+from vantage.model.lowered.query_tables import QueryBiases
+from vantage.model.lowered.row_attention import LayerNumbers, RowAttention
+from vantage.model.lowered.row_steps import run_step, sums_for
 from vantage.spec.positions import Known, Positions
 from vantage.spec.sampling import Chosen, RowChoice
 
@@ -113,27 +113,12 @@ class StepGraph:
         ]
         settings, uniforms = floats[: 3 * rows].view(rows, 3), floats[3 * rows :].view(MAX_AHEAD, rows)
         self._choices = choose.Choices.over(settings, top_k, uniforms, taken)
-        self._stores = torch.zeros((len(program.attentions), decode.ADDRESS), dtype=torch.int64, device=device)
-        self._streams = torch.zeros((len(program.attentions), gate_sums.STREAM), dtype=torch.int64, device=device)
-        self._numbers: np.ndarray | None = None
         self._buffers = [torch.zeros((rows, width), dtype=program.dtype, device=device) for width in program.widths]
+        self._layers = LayerNumbers(program, self._buffers, device)
+        self._attention = RowAttention(
+            program.attentions, rows, self._buffers, self._layers, self._rotations, int8=shape.int8
+        )
         self.logits = torch.zeros((rows, self._model.spec.vocab), dtype=torch.float32, device=device)
-        processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
-        self._workspaces: dict[tuple[int, int, int], decode.Workspace] = {}
-        self._latent_workspaces: dict[LatentDims, latent.LatentWorkspace] = {}
-        for step in program.attentions:
-            if isinstance(step, LatentStep):
-                sizes = step.form.sizes
-                if sizes not in self._latent_workspaces:
-                    splits = latent.splits_for(rows, sizes.heads, processors)
-                    workspace = latent.LatentWorkspace.make(rows, splits, sizes, program.dtype, device)
-                    self._latent_workspaces[sizes] = workspace
-                continue
-            s = step.shape
-            key = s.heads, s.kv_heads, s.value_dim
-            if key not in self._workspaces:
-                splits = decode.splits_for(rows, s.kv_heads, processors)
-                self._workspaces[key] = decode.Workspace.make(rows, splits, *key, device)
         self._single = rows == 1
         self._rows: dict[
             tuple[int, int], packed_product.ArrangedRow
@@ -143,12 +128,6 @@ class StepGraph:
         self._row_sums = sums_for(program.steps, rows, device)
         self._dependent = self._single and product.supports_dependent_launch(device)
         self._steps = program.joined() if self._single else program.steps
-        self._biases = [bias_of(step, self._buffers, self._streams) for step in program.attentions]
-        self._values = [values_of(step, device) for step in program.attentions]
-        self._counts = count_biases(program, rows, lambda step: self._workspace(step).sums.shape[1], device)
-
-    def _workspace(self, step: AttendStep) -> decode.Workspace:
-        return self._workspaces[step.shape.heads, step.shape.kv_heads, step.shape.value_dim]
 
     def _per_ledger(self, ints: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each ledger the blocks that are gone (rows,), and the table of the others (rows, blocks)."""
@@ -193,10 +172,7 @@ class StepGraph:
         if self._device.type == "cuda":
             self._copied = torch.cuda.Event()
             self._copied.record()
-        if stores is not self._numbers:
-            self._stores.copy_(torch.from_numpy(stores[:, : decode.ADDRESS]))
-            self._streams.copy_(torch.from_numpy(stores[:, decode.ADDRESS :]))
-            self._numbers = stores
+        self._layers.place(stores)
 
     def _set_choices(self, choices: Sequence[RowChoice], steps: int) -> None:
         rows, floats = self._shape.rows, self._staged_floats.numpy()
@@ -328,44 +304,5 @@ class StepGraph:
         )
 
     def _attend(self, step: AttendStep | LatentStep) -> None:
-        if isinstance(step, LatentStep):
-            return self._attend_latent(step)
-        turn, qkv, options = step.turn, self._buffers[step.src], attention_options(step)
         rows = self._row_states[self._shape.ledgers[step.index]]
-        how: dict[str, Any] = {"int8": self._shape.int8, "dependent": self._dependent}
-        own = None if self._queries is None else self._queries.made(step, qkv, self.held, dependent=self._dependent)
-        decode.decode(
-            qkv,
-            self._buffers[step.dst],
-            self._stores,
-            step.index,
-            rows,
-            self._workspace(step),
-            bias=own or self._counts.get(step.index) or self._biases[step.index],
-            values=self._values[step.index],
-            rotation=None if turn is None else self._rotations[id(turn.tables)],
-            **how,
-            **options,
-        )
-
-    def _attend_latent(self, step: LatentStep) -> None:
-        form, scores, turn = step.form, step.scores, step.turn
-        latent.decode_latent(
-            self._buffers[step.queries],
-            self._buffers[step.src],
-            self._buffers[step.dst],
-            form.k_up,
-            form.v_up,
-            self._stores,
-            step.index,
-            self._row_states[self._shape.ledgers[step.index]],
-            self._latent_workspaces[form.sizes],
-            sizes=form.sizes,
-            norm=head_norm(step.norm),
-            scale=scores.scale,
-            softcap=scores.softcap,
-            window=scores.window,
-            bias=self._biases[step.index],
-            sinks=scores.sinks,
-            rotation=None if turn is None else self._rotations[id(turn.tables)],
-        )
+        self._attention.attend(step, rows, self._queries, dependent=self._dependent)
