@@ -299,3 +299,18 @@ def test_flex_reads_runs_by_arithmetic():
     assert (int(at.pos), int(at.order), int(at.segment)) == (0, 2, 2)
     same = Positions.rows([2, 2], width=3)
     assert int(flex._reader(same, 1)(torch.tensor(1), torch.tensor(2)).order) == -1
+
+
+def test_flex_has_a_dense_bias_before_it_traces_anything():
+    """torch 2.11's compiler stumbles over what some of them run, sorting by order for instance."""
+    from vantage.kernels.flex import _score_mod
+    from vantage.spec.masks import Causal
+    from vantage.spec.parts import Dense, Need
+
+    pos, values, asked = Positions.arange(1, 3), torch.arange(9.0).view(1, 1, 3, 3), []
+    bias = Dense(lambda cut: asked.append(cut) or values[:, :, cut])
+    score_mod = _score_mod(Need(Causal(), scale=1.0, bias=bias), pos.against(pos))
+    assert len(asked) == 1
+    places = [torch.tensor(n) for n in (0, 0, 1, 2)]
+    assert score_mod(torch.tensor(0.5), *places) == 5.5
+    assert len(asked) == 1

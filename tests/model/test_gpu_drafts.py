@@ -89,16 +89,18 @@ def test_drafts_of_one_row(name):
     steps, text = steps_of(model), text_of(5)
     want = model.hidden(torch.tensor([text], device=DEVICE))
     cache, other = new_cache(model, 1, "paged"), None
-    at = 0
+    at, elsewhere, paths = 0, 0, cache.layers[0].store.paths
     for n in (2, 3, 16, 8):
         got = draft(model, steps, cache, [text], [at], n)
         torch.testing.assert_close(got, want[:, at : at + n], rtol=1e-4, atol=1e-5)
         at += n
         other = cache.fork() if other is None else other  # its blocks come in between, and copies of what is shared
+        before = paths[CHUNK]
         model.hidden(torch.tensor([[3, 1, 4]], device=DEVICE), cache=other)
+        elsewhere += paths[CHUNK] - before  # on a GPU this is a graph as well, and forks count together
     [[token]] = steps.ahead([text[at]], [cache], 1, [GREEDY]).read().tokens  # from the keys that the drafts left
     assert token == int(last_logits(model, text[: at + 1]).argmax())
-    assert cache.layers[0].store.paths[CHUNK] == at
+    assert paths[CHUNK] == at + elsewhere
 
 
 @pytest.mark.parametrize("name", ["xl", "cope", "cope, window, softcap"])
@@ -157,16 +159,21 @@ def test_why_a_long_pass_is_no_graph_is_said():
 
 @torch.inference_mode()
 def test_drafts_go_on_with_tables_for_more_positions(monkeypatch):
+    from vantage.model.lowered.chunk_graph import ChunkBuffers  # imports Triton
+
     monkeypatch.setattr("vantage.model.lowered.gpu_steps.LEAST_ANGLES", 8)
     model = built(**MODELS["xl"])
     steps, text = steps_of(model), text_of(1)
     want = model.hidden(torch.tensor([text], device=DEVICE))
-    cache, at = new_cache(model, 1, "paged"), 0
+    cache, at, pools = new_cache(model, 1, "paged"), 0, []
+    new_pool = ChunkBuffers.new_pool
+    monkeypatch.setattr(ChunkBuffers, "new_pool", lambda buffers: pools.append(at) or new_pool(buffers))
     for n, angles in ((5, 8), (2, 8), (4, 16)):
         got = draft(model, steps, cache, [text], [at], n)
         torch.testing.assert_close(got, want[:, at : at + n], rtol=1e-4, atol=1e-5)
         at += n
         assert {shape.angles for shape in steps._chunk_graphs} == {angles}
+    assert pools == [0, 7], "a pool whose graphs have gone takes no others"
 
 
 @pytest.mark.parametrize("guesses", ["lookup", pytest.param("model", marks=SAMPLED)])

@@ -16,7 +16,7 @@ from vantage.kernels.compiler_constants import constant_when_compiled
 from vantage.kernels.sdpa import CHEAP_MASK_SIZE
 from vantage.spec.masks import Everything, Mask, visible
 from vantage.spec.normalisers import NOT_SOFTMAX
-from vantage.spec.parts import Attended, Dense, Need, View
+from vantage.spec.parts import Attended, Dense, Need, Pointwise, View
 from vantage.spec.positions import Pair, Place, Positions
 from vantage.spec.query_blocks import SeesStretches
 from vantage.spec.registry import Entry, Refusal
@@ -118,14 +118,15 @@ def _score_mod(need: Need, pair: Pair) -> Callable[..., Tensor] | None:
     if softcap is None and bias is None and temperature == 1.0:
         return None
     q_at, k_at = _reader(pair.q, pair.rows), _reader(pair.k, pair.rows)
+    value = bias.value if isinstance(bias, Dense) else None  # now: while it traces a compiler cannot run all of it
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
-        if isinstance(bias, Dense):
-            row = b if bias.value.shape[0] > 1 else torch.zeros_like(b)
-            score = score + bias.value[row, h, i, j]
-        elif bias is not None:
+        if value is not None:
+            row = b if value.shape[0] > 1 else torch.zeros_like(b)
+            score = score + value[row, h, i, j]
+        elif isinstance(bias, Pointwise):
             score = score + bias(b, h, i, q_at(b, i), k_at(b, j))
         return score if temperature == 1.0 else score / temperature
 

@@ -50,7 +50,11 @@ class ChunkBuffers:
                 tables = query_tables(program, 0, device)
                 self.own_biases = QueryBiases(tables, program.attentions, most, TableRoom(device))
             self.sums = sums_for(program.body, packed_rows.MOST_ROWS, device)
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.pool: Any = None
+
+    def new_pool(self) -> None:
+        """Memory that graphs share. torch takes no graph into a pool whose last one has gone."""
+        self.pool = torch.cuda.graph_pool_handle() if self.buffers[0].is_cuda else None
 
 
 def _shares(

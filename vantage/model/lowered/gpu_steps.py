@@ -210,6 +210,8 @@ class GpuSteps:
             rotations, queries = self._rotations(shape.angles, cache.length), None
             if self.program.grows:
                 queries = QueryBiases(self._query_tables(shape.angles), self._attentions, rows * size, self._room)
+            if not self._chunk_graphs:  # the last have gone, or there were none
+                self._chunk_buffers.new_pool()
             self._chunk_graphs[shape] = ChunkGraph(
                 self._model, self.program, shape, rotations, self._chunk_buffers, queries
             )
