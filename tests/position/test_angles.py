@@ -94,12 +94,14 @@ def test_few_angles_have_the_bits_of_many(shape: tuple[int, ...], dtype: torch.d
     assert cos.shape == sin.shape == angle.shape
 
 
-def test_few_angles_are_not_shared_out():
+@pytest.mark.parametrize(
+    ("number", "pieces"),
+    [(64, [64]), (65, [64, 1]), (512, [64] * 8), (2048, [64] * 32), (2049, [2049])],
+)
+def test_few_angles_are_not_shared_out(number: int, pieces: list[int]):
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as record:
-        angles.cos_sin(torch.rand(1, 1, 16, 32))
-    sizes = [
-        torch.Size(event.input_shapes[0]).numel()
-        for event in record.events()
-        if event.name in ("aten::cos", "aten::sin")
-    ]
-    assert sizes == [angles.PIECE] * (2 * 16 * 32 // angles.PIECE)
+        angles.cos_sin(torch.rand(1, 1, number))
+    events = record.events()
+    for name in ("aten::cos", "aten::sin"):
+        assert [torch.Size(event.input_shapes[0]).numel() for event in events if event.name == name] == pieces
+    assert any(event.name == "aten::cat" for event in events) == (len(pieces) > 1)

@@ -258,6 +258,24 @@ def test_tables_are_made_once_for_all_layers():
     assert all(t[0] is not first[0] for t in others)
 
 
+def test_tables_of_steps_are_made_for_many_of_them_at_once(monkeypatch):
+    made = []
+    monkeypatch.setattr("vantage.position.rope.turns", lambda pos, *of: made.append(pos.tolist()) or turns(pos, *of))
+    part = Rotation(Rope(), 8)
+    for position in (40, 41, 63, 64, 65):
+        part.tables(Positions.arange(1, 1, position), F64)
+    assert made == [[list(range(32, 64))], [list(range(64, 96))]]
+
+
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
+def test_on_a_processor_nothing_is_turned_by_the_operator_for_others(pairing, monkeypatch):
+    def refuse(*of):
+        raise AssertionError("slower here than a roll and two passes")
+
+    monkeypatch.setattr(Turn, "apply", refuse)
+    Rotation(Rope(pairing=pairing), 8).query(vectors(1, 2, 3, 8), Positions.arange(1, 3))
+
+
 def test_rotate_and_join_by_hand():
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     a, b = torch.tensor([10.0, 20.0]), torch.tensor([30.0, 40.0])
