@@ -38,6 +38,8 @@ struct RowLocation {  // where a row's tokens stand
         const int shift = __builtin_ctz((unsigned)block);  // a division takes longer than all the rest
         return ((int64_t)blocks[(i >> shift) - gone] << shift) + (i & (block - 1));
     }
+    // How many stand side by side from there on, at least.
+    inline int64_t together(int64_t i) const { return blocks ? block - i % block : INT64_MAX; }
 };
 
 struct Attention {
@@ -86,22 +88,22 @@ template <int N, class T>
 void score(const Query* q, const T* const* k, int keys, int dim, float* scores) {
     constexpr int FOUR = 4;
     for (int j = 0; j < keys; j += WIDTH) {
-        floats all[N][WIDTH];
-        for (int four = 0; four < WIDTH; four += FOUR) {
+        floats begun[N][WIDTH / FOUR];
+        for (int four = 0; four < WIDTH / FOUR; four++) {
+            const T* const* key = k + j + four * FOUR;
             floats acc[N][FOUR];
             for (int i = 0; i < FOUR; i++) {
-                const floats x = widened(k[j + four + i]);
+                const floats x = widened(key[i]);
                 for (int n = 0; n < N; n++) acc[n][i] = load(q[n].q) * x;
             }
             for (int d = WIDTH; d < dim; d += WIDTH)
                 for (int i = 0; i < FOUR; i++) {
-                    const floats x = widened(k[j + four + i] + d);
+                    const floats x = widened(key[i] + d);
                     for (int n = 0; n < N; n++) acc[n][i] = fused(load(q[n].q + d), x, acc[n][i]);
                 }
-            for (int n = 0; n < N; n++)
-                for (int i = 0; i < FOUR; i++) all[n][four + i] = acc[n][i];
+            for (int n = 0; n < N; n++) begun[n][four] = sums_begun(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
         }
-        for (int n = 0; n < N; n++) store(scores + n * KEYS + j, sums(all[n]));
+        for (int n = 0; n < N; n++) store(scores + n * KEYS + j, sums_ended(begun[n]));
     }
 }
 
@@ -241,18 +243,20 @@ void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& loc
         const int count = (int)std::min<int64_t>(KEYS, end - from), round = (count + STEP - 1) / STEP * STEP;
         const T *k[KEYS], *v[KEYS];
         float k_scale[KEYS], v_scale[KEYS];
-        for (int j = 0; j < round; j++) {
-            // places that nobody sees are read all the same, so they are those of a key that is there
-            const int64_t at = location.at(std::max(begin, std::min(from + j, end - 1)));
-            k[j] = keys + at * dim;
-            v[j] = values + at * width;
-            if (!widens)  // what mostly lies some pieces further on: a step reads all of it from memory
-                for (int line = 0; line < std::max(dim, width) * (int)sizeof(T); line += 64) {
-                    fetch((const char*)(k[j] + FURTHER * dim) + line);
-                    fetch((const char*)(v[j] + FURTHER * width) + line);
-                }
-            if (SCALED) k_scale[j] = s.k_scale[k_first / dim + at], v_scale[j] = s.v_scale[v_first / width + at];
+        for (int j = std::max<int64_t>(0, begin - from), run; j < count; j += run) {
+            const int64_t at = location.at(from + j);
+            run = (int)std::min<int64_t>(count - j, location.together(from + j));
+            for (int i = 0; i < run; i++) k[j + i] = keys + (at + i) * dim, v[j + i] = values + (at + i) * width;
+            for (int i = 0; SCALED && i < run; i++)
+                k_scale[j + i] = s.k_scale[k_first / dim + at + i], v_scale[j + i] = s.v_scale[v_first / width + at + i];
         }
+        // places that nobody sees are read all the same, so they are those of a key that is there
+        const auto repeat = [&](int key, int j) {
+            k[j] = k[key], v[j] = v[key];
+            if (SCALED) k_scale[j] = k_scale[key], v_scale[j] = v_scale[key];
+        };
+        for (int j = 0; from + j < begin; j++) repeat((int)(begin - from), j);
+        for (int j = count; j < round; j++) repeat(count - 1, j);
         const float* wide[KEYS];
         if (widens) widen(k, round, dim, room, wide);
         widens ? score_all(q, n, wide, round, dim, scores) : score_all(q, n, k, round, dim, scores);
