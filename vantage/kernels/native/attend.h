@@ -96,11 +96,14 @@ void score(const Query* q, const T* const* k, int keys, int dim, float* scores) 
                 const floats x = widened(key[i]);
                 for (int n = 0; n < N; n++) acc[n][i] = load(q[n].q) * x;
             }
-            for (int d = WIDTH; d < dim; d += WIDTH)
+            for (int d = WIDTH; d < dim; d += WIDTH) {
+                floats own[N];
+                for (int n = 0; n < N; n++) own[n] = load(q[n].q + d);
                 for (int i = 0; i < FOUR; i++) {
                     const floats x = widened(key[i] + d);
-                    for (int n = 0; n < N; n++) acc[n][i] = fused(load(q[n].q + d), x, acc[n][i]);
+                    for (int n = 0; n < N; n++) acc[n][i] = fused(own[n], x, acc[n][i]);
                 }
+            }
             for (int n = 0; n < N; n++) begun[n][four] = sums_begun(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
         }
         for (int n = 0; n < N; n++) store(scores + n * KEYS + j, sums_ended(begun[n]));
@@ -166,32 +169,44 @@ inline floats lanes() {
     return v;
 }
 
-// From scores to weights, less than the running maximum; what came before is made smaller where the maximum rises.
-inline void weigh(const Attention& a, const Query& q, int64_t from, int round, float* scores, float* top, float* total,
-                  float* out, int width) {
+// Which of some keys a query sees: those from ``first`` to before ``last``, counted from ``from``.
+struct Seen {
+    float first, last;
+    bool all;
+    Seen(const Attention& a, const Query& q, int64_t from, int round)
+        : first(a.window ? (float)(q.index - a.window + 1 - from) : -1.0f),
+          last((float)(q.index + 1 - from)),
+          all(last >= (float)round && first <= 0) {}
+};
+
+// Scores of one query as the softmax takes them, in their place; and the highest of them.
+inline float prepare(const Attention& a, const Query& q, int64_t from, int round, float* scores) {
     const floats steps = lanes();
-    const float last = (float)(q.index + 1 - from);  // keys from here on are not seen
-    const float first = a.window ? (float)(q.index - a.window + 1 - from) : -1.0f;
-    const bool all_seen = last >= (float)round && first <= 0;
+    const Seen seen(a, q, from, round);
     floats best = all(-INFINITY);
     for (int j = 0; j < round; j += WIDTH) {
         floats x = load(scores + j) * a.scale;
         if (a.softcap != 0) x = tanh(x / a.softcap) * a.softcap;
         const floats at = steps + (float)j;
         if (q.slope != 0) x -= q.slope * ((float)(q.index - from) - at);
-        if (!all_seen) {
-            x = at < last ? x : all(-INFINITY);
-            x = at >= first ? x : all(-INFINITY);
+        if (!seen.all) {
+            x = at < seen.last ? x : all(-INFINITY);
+            x = at >= seen.first ? x : all(-INFINITY);
         }
         store(scores + j, x);
         if (q.shown) store(q.shown + from + j, x);
         best = max(x, best);
     }
-    const float highest = greatest(best), high = std::max(*top, highest);
+    return greatest(best);
+}
+
+// From scores to weights, less than the running maximum; what came before is made smaller where the maximum rises.
+inline void weigh(float highest, bool all_seen, int round, float* scores, float* top, float* total, float* out, int width) {
     if (highest == -INFINITY) {  // nothing of these is seen
         std::memset(scores, 0, sizeof(float) * round);
         return;
     }
+    const float high = std::max(*top, highest);
     floats sum_of = all(0);
     for (int j = 0; j < round; j += WIDTH) {
         const floats x = load(scores + j);
@@ -200,11 +215,26 @@ inline void weigh(const Attention& a, const Query& q, int64_t from, int round, f
         store(scores + j, e);
         sum_of += e;
     }
-    const float shrink = *top == -INFINITY ? 0.0f : std::exp(*top - high);
-    if (shrink != 1.0f)
+    if (high != *top) {
+        const float shrink = *top == -INFINITY ? 0.0f : std::exp(*top - high);
         for (int d = 0; d < width; d += WIDTH) store(out + d, load(out + d) * shrink);
-    *total = *total * shrink + sum(sum_of);
-    *top = high;
+        *total *= shrink;
+        *top = high;
+    }
+    *total += sum(sum_of);
+}
+
+// Several queries in turn, so that the processor need not wait for the highest score of one before it begins the next.
+inline void weigh_all(const Attention& a, const Query* q, int n, int64_t from, int round, float* scores, Partial to, int width) {
+    constexpr int TURN = 4;
+    for (int first = 0; first < n; first += TURN) {
+        const int end = std::min(n, first + TURN);
+        float highest[TURN];
+        for (int i = first; i < end; i++) highest[i - first] = prepare(a, q[i], from, round, scores + i * KEYS);
+        for (int i = first; i < end; i++)
+            weigh(highest[i - first], Seen(a, q[i], from, round).all, round, scores + i * KEYS, to.top + i, to.total + i,
+                  to.out + i * width, width);
+    }
 }
 
 // What many queries read of some keys, widened once for all of them.
@@ -261,10 +291,8 @@ void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& loc
         if (widens) widen(k, round, dim, room, wide);
         widens ? score_all(q, n, wide, round, dim, scores) : score_all(q, n, k, round, dim, scores);
         for (int i = 0; SCALED && i < n; i++) multiply(scores + i * KEYS, k_scale, round);
-        for (int i = 0; i < n; i++) {
-            weigh(a, q[i], from, round, scores + i * KEYS, to.top + i, to.total + i, to.out + i * width, width);
-            if (SCALED) multiply(scores + i * KEYS, v_scale, round);
-        }
+        weigh_all(a, q, n, from, round, scores, to, width);
+        for (int i = 0; SCALED && i < n; i++) multiply(scores + i * KEYS, v_scale, round);
         if (widens) add_all_values(widen(v, count, width, room + KEYS * dim, wide), count, scores, to.out, width, n);
         else add_all_values(v, count, scores, to.out, width, n);
     }
