@@ -48,7 +48,7 @@ struct Attention {
     const float *slopes, *sinks;  // or null
 };
 
-constexpr int KEYS = 64, PIECE = 128, FURTHER = 4 * KEYS;
+constexpr int KEYS = 64, PIECE = 128;
 constexpr int STEP = 16;  // heads are a multiple of this
 
 struct Query {  // one query head of one token
@@ -251,6 +251,13 @@ inline void multiply(float* x, const float* by, int count) {
     for (int j = 0; j < count; j += WIDTH) store(x + j, load(x + j) * load(by + j));
 }
 
+// Asks for keys or values that lie so many further on.
+template <class T>
+inline void fetch_all(const T* const* x, int count, int dim, int further) {
+    for (int j = 0; j < count; j++)
+        for (int line = 0; line < dim * (int)sizeof(T); line += 64) fetch((const char*)(x[j] + further * dim) + line);
+}
+
 constexpr int WIDEN_FOR = 8;  // queries for which it pays to widen once
 
 // Floats that ``attend`` wants beside n * KEYS for the scores.
@@ -287,14 +294,26 @@ void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& loc
         };
         for (int j = 0; from + j < begin; j++) repeat((int)(begin - from), j);
         for (int j = count; j < round; j++) repeat(count - 1, j);
+        // Few queries read all of it from memory, so what comes next is asked for while something else is computed, and a
+        // little at a time: lines that are on their way have few places.
+        const int chunk = n < WIDEN_FOR ? STEP : KEYS;
         const float* wide[KEYS];
         if (widens) widen(k, round, dim, room, wide);
-        widens ? score_all(q, n, wide, round, dim, scores) : score_all(q, n, k, round, dim, scores);
+        for (int j = 0; j < round; j += chunk) {
+            const int some = std::min(chunk, round - j);
+            if (chunk < KEYS) fetch_all(v + j, some, width, 0);
+            widens ? score_all(q, n, wide + j, some, dim, scores + j) : score_all(q, n, k + j, some, dim, scores + j);
+        }
         for (int i = 0; SCALED && i < n; i++) multiply(scores + i * KEYS, k_scale, round);
         weigh_all(a, q, n, from, round, scores, to, width);
         for (int i = 0; SCALED && i < n; i++) multiply(scores + i * KEYS, v_scale, round);
-        if (widens) add_all_values(widen(v, count, width, room + KEYS * dim, wide), count, scores, to.out, width, n);
-        else add_all_values(v, count, scores, to.out, width, n);
+        if (widens) widen(v, count, width, room + KEYS * dim, wide);
+        for (int j = 0; j < count; j += chunk) {
+            const int some = std::min(chunk, count - j);
+            if (chunk < KEYS && from + KEYS < end) fetch_all(k + j, some, dim, KEYS);  // where they mostly lie
+            widens ? add_all_values(wide + j, some, scores + j, to.out, width, n)
+                   : add_all_values(v + j, some, scores + j, to.out, width, n);
+        }
     }
 }
 
