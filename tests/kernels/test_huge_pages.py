@@ -69,15 +69,15 @@ def test_memory_that_is_gone_or_too_small_is_let_be(monkeypatch):
 def test_tensors_side_by_side_count_as_one(monkeypatch):
     added = []
     monkeypatch.setattr(PageExchange, "add", lambda self, begin, length: added.append((begin, length)))
-    page = torch.zeros(6 * HUGE_PAGE, dtype=torch.uint8)
-    first = -page.data_ptr() % HUGE_PAGE + HUGE_PAGE // 2  # of a huge page, in the middle
+    memory, half = torch.zeros(6 * HUGE_PAGE, dtype=torch.uint8), HUGE_PAGE // 2
+    first = -memory.data_ptr() % HUGE_PAGE + half  # in the middle of a huge page
+    whole = memory[first + half :].data_ptr()
 
     def part(begin: int, end: int) -> torch.Tensor:
-        return page[first + begin : first + end]
+        return memory[first + begin : first + end]
 
-    half = HUGE_PAGE // 2
-    use_huge_pages_later(part(3 * half + 64, 5 * half), part(0, 3 * half))  # in any order
-    assert added == [(part(half, half).data_ptr(), 2 * HUGE_PAGE)]
+    use_huge_pages_later(part(3 * half + 64, 5 * half), part(0, 3 * half))  # in any order; an allocator's 64 bytes
+    assert added == [(whole, 2 * HUGE_PAGE)]
     added.clear()
     use_huge_pages_later(part(0, half), part(2 * half, 3 * half))  # others' memory is in between
     assert not added

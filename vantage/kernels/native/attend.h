@@ -296,7 +296,7 @@ void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& loc
         for (int j = count; j < round; j++) repeat(count - 1, j);
         // Few queries read all of it from memory, so what comes next is asked for while something else is computed, and a
         // little at a time: lines that are on their way have few places.
-        const int chunk = n < WIDEN_FOR ? STEP : KEYS;
+        const int chunk = n < WIDEN_FOR ? 2 * STEP : KEYS;
         const float* wide[KEYS];
         if (widens) widen(k, round, dim, room, wide);
         for (int j = 0; j < round; j += chunk) {

@@ -123,7 +123,8 @@ inline floats sums_begun(floats a, floats b, floats c, floats d) {
     const __m256 ac = halves(a, c), bd = halves(b, d);
     return (floats)_mm256_add_ps(_mm256_blend_ps(ac, bd, 0xcc), _mm256_shuffle_ps(ac, bd, 0x4e));
 #else
-    return {sum(a), sum(b), sum(c), sum(d)};
+    const floats all = {sum(a), sum(b), sum(c), sum(d)};
+    return all;
 #endif
 }
 
