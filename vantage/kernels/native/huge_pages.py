@@ -30,8 +30,8 @@ def use_huge_pages_later(*memory: Tensor) -> None:
     """Some time after it has been filled. Whether it is still there then makes no difference: an address that is no
     longer ours is refused, and one that is ours again has other pages exchanged.
 
-    Tensors that lie side by side count as one, since each alone may hold few whole pages: a layer's keys take 3 MB where
-    all layers' take 90."""
+    Tensors that lie side by side count as one: a layer's keys of 3 MB alone hold one whole page or none.
+    """
     for begin, end in _joined(memory):
         first, last = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
         if first < last:
