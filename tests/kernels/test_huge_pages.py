@@ -1,4 +1,4 @@
-"""Weights in pages of 2 MiB, some time after they were written."""
+"""Weights and caches in pages of 2 MiB, some time after they were written."""
 
 import re
 import sys
@@ -31,7 +31,7 @@ def in_huge_pages(memory: torch.Tensor) -> int:
 def test_pages_are_exchanged_and_hold_what_they_held(monkeypatch):
     monkeypatch.setattr(huge_pages, "IDLE_S", 0.05)
     memory = torch.arange(5 * HUGE_PAGE // 4, dtype=torch.int32)
-    if huge_pages._advise(*huge_pages._whole(memory, HUGE_PAGE)[:1], HUGE_PAGE, huge_pages.COLLAPSE) is False:
+    if not huge_pages._advise(-(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE, HUGE_PAGE, huge_pages.COLLAPSE):
         pytest.skip("this Linux cannot do it on request")
     use_huge_pages_later(memory)
     until = time.monotonic() + 30
@@ -64,3 +64,20 @@ def test_memory_that_is_gone_or_too_small_is_let_be(monkeypatch):
     use_huge_pages_later(torch.empty(1000))
     assert exchange.thread is None  # nothing to do
     assert not huge_pages._advise(HUGE_PAGE, HUGE_PAGE, huge_pages.COLLAPSE)  # nobody's
+
+
+def test_tensors_side_by_side_count_as_one(monkeypatch):
+    added = []
+    monkeypatch.setattr(PageExchange, "add", lambda self, begin, length: added.append((begin, length)))
+    memory, half = torch.zeros(6 * HUGE_PAGE, dtype=torch.uint8), HUGE_PAGE // 2
+    first = -memory.data_ptr() % HUGE_PAGE + half  # in the middle of a huge page
+    whole = memory[first + half :].data_ptr()
+
+    def part(begin: int, end: int) -> torch.Tensor:
+        return memory[first + begin : first + end]
+
+    use_huge_pages_later(part(3 * half + 64, 5 * half), part(0, 3 * half))  # in any order; an allocator's 64 bytes
+    assert added == [(whole, 2 * HUGE_PAGE)]
+    added.clear()
+    use_huge_pages_later(part(0, half), part(2 * half, 3 * half))  # others' memory is in between
+    assert not added

@@ -38,6 +38,8 @@ struct RowLocation {  // where a row's tokens stand
         const int shift = __builtin_ctz((unsigned)block);  // a division takes longer than all the rest
         return ((int64_t)blocks[(i >> shift) - gone] << shift) + (i & (block - 1));
     }
+    // How many stand side by side from there on, at least.
+    inline int64_t together(int64_t i) const { return blocks ? block - i % block : INT64_MAX; }
 };
 
 struct Attention {
@@ -46,7 +48,7 @@ struct Attention {
     const float *slopes, *sinks;  // or null
 };
 
-constexpr int KEYS = 64, PIECE = 128, FURTHER = 4 * KEYS;
+constexpr int KEYS = 64, PIECE = 128;
 constexpr int STEP = 16;  // heads are a multiple of this
 
 struct Query {  // one query head of one token
@@ -86,22 +88,25 @@ template <int N, class T>
 void score(const Query* q, const T* const* k, int keys, int dim, float* scores) {
     constexpr int FOUR = 4;
     for (int j = 0; j < keys; j += WIDTH) {
-        floats all[N][WIDTH];
-        for (int four = 0; four < WIDTH; four += FOUR) {
+        floats begun[N][WIDTH / FOUR];
+        for (int four = 0; four < WIDTH / FOUR; four++) {
+            const T* const* key = k + j + four * FOUR;
             floats acc[N][FOUR];
             for (int i = 0; i < FOUR; i++) {
-                const floats x = widened(k[j + four + i]);
+                const floats x = widened(key[i]);
                 for (int n = 0; n < N; n++) acc[n][i] = load(q[n].q) * x;
             }
-            for (int d = WIDTH; d < dim; d += WIDTH)
+            for (int d = WIDTH; d < dim; d += WIDTH) {
+                floats own[N];
+                for (int n = 0; n < N; n++) own[n] = load(q[n].q + d);
                 for (int i = 0; i < FOUR; i++) {
-                    const floats x = widened(k[j + four + i] + d);
-                    for (int n = 0; n < N; n++) acc[n][i] = fused(load(q[n].q + d), x, acc[n][i]);
+                    const floats x = widened(key[i] + d);
+                    for (int n = 0; n < N; n++) acc[n][i] = fused(own[n], x, acc[n][i]);
                 }
-            for (int n = 0; n < N; n++)
-                for (int i = 0; i < FOUR; i++) all[n][four + i] = acc[n][i];
+            }
+            for (int n = 0; n < N; n++) begun[n][four] = sums_begun(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
         }
-        for (int n = 0; n < N; n++) store(scores + n * KEYS + j, sums(all[n]));
+        for (int n = 0; n < N; n++) store(scores + n * KEYS + j, sums_ended(begun[n]));
     }
 }
 
@@ -164,32 +169,44 @@ inline floats lanes() {
     return v;
 }
 
-// From scores to weights, less than the running maximum; what came before is made smaller where the maximum rises.
-inline void weigh(const Attention& a, const Query& q, int64_t from, int round, float* scores, float* top, float* total,
-                  float* out, int width) {
+// Which of some keys a query sees: those from ``first`` to before ``last``, counted from ``from``.
+struct Seen {
+    float first, last;
+    bool all;
+    Seen(const Attention& a, const Query& q, int64_t from, int round)
+        : first(a.window ? (float)(q.index - a.window + 1 - from) : -1.0f),
+          last((float)(q.index + 1 - from)),
+          all(last >= (float)round && first <= 0) {}
+};
+
+// Scores of one query as the softmax takes them, in their place; and the highest of them.
+inline float prepare(const Attention& a, const Query& q, int64_t from, int round, float* scores) {
     const floats steps = lanes();
-    const float last = (float)(q.index + 1 - from);  // keys from here on are not seen
-    const float first = a.window ? (float)(q.index - a.window + 1 - from) : -1.0f;
-    const bool all_seen = last >= (float)round && first <= 0;
+    const Seen seen(a, q, from, round);
     floats best = all(-INFINITY);
     for (int j = 0; j < round; j += WIDTH) {
         floats x = load(scores + j) * a.scale;
         if (a.softcap != 0) x = tanh(x / a.softcap) * a.softcap;
         const floats at = steps + (float)j;
         if (q.slope != 0) x -= q.slope * ((float)(q.index - from) - at);
-        if (!all_seen) {
-            x = at < last ? x : all(-INFINITY);
-            x = at >= first ? x : all(-INFINITY);
+        if (!seen.all) {
+            x = at < seen.last ? x : all(-INFINITY);
+            x = at >= seen.first ? x : all(-INFINITY);
         }
         store(scores + j, x);
         if (q.shown) store(q.shown + from + j, x);
         best = max(x, best);
     }
-    const float highest = greatest(best), high = std::max(*top, highest);
+    return greatest(best);
+}
+
+// From scores to weights, less than the running maximum; what came before is made smaller where the maximum rises.
+inline void weigh(float highest, bool all_seen, int round, float* scores, float* top, float* total, float* out, int width) {
     if (highest == -INFINITY) {  // nothing of these is seen
         std::memset(scores, 0, sizeof(float) * round);
         return;
     }
+    const float high = std::max(*top, highest);
     floats sum_of = all(0);
     for (int j = 0; j < round; j += WIDTH) {
         const floats x = load(scores + j);
@@ -198,11 +215,26 @@ inline void weigh(const Attention& a, const Query& q, int64_t from, int round, f
         store(scores + j, e);
         sum_of += e;
     }
-    const float shrink = *top == -INFINITY ? 0.0f : std::exp(*top - high);
-    if (shrink != 1.0f)
+    if (high != *top) {
+        const float shrink = *top == -INFINITY ? 0.0f : std::exp(*top - high);
         for (int d = 0; d < width; d += WIDTH) store(out + d, load(out + d) * shrink);
-    *total = *total * shrink + sum(sum_of);
-    *top = high;
+        *total *= shrink;
+        *top = high;
+    }
+    *total += sum(sum_of);
+}
+
+// Several queries in turn, so that the processor need not wait for the highest score of one before it begins the next.
+inline void weigh_all(const Attention& a, const Query* q, int n, int64_t from, int round, float* scores, Partial to, int width) {
+    constexpr int TURN = 4;
+    for (int first = 0; first < n; first += TURN) {
+        const int end = std::min(n, first + TURN);
+        float highest[TURN];
+        for (int i = first; i < end; i++) highest[i - first] = prepare(a, q[i], from, round, scores + i * KEYS);
+        for (int i = first; i < end; i++)
+            weigh(highest[i - first], Seen(a, q[i], from, round).all, round, scores + i * KEYS, to.top + i, to.total + i,
+                  to.out + i * width, width);
+    }
 }
 
 // What many queries read of some keys, widened once for all of them.
@@ -217,6 +249,13 @@ const float* const* widen(const T* const* from, int count, int dim, float* room,
 
 inline void multiply(float* x, const float* by, int count) {
     for (int j = 0; j < count; j += WIDTH) store(x + j, load(x + j) * load(by + j));
+}
+
+// Asks for keys or values that lie so many further on.
+template <class T>
+inline void fetch_all(const T* const* x, int count, int dim, int further) {
+    for (int j = 0; j < count; j++)
+        for (int line = 0; line < dim * (int)sizeof(T); line += 64) fetch((const char*)(x[j] + further * dim) + line);
 }
 
 constexpr int WIDEN_FOR = 8;  // queries for which it pays to widen once
@@ -241,28 +280,40 @@ void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& loc
         const int count = (int)std::min<int64_t>(KEYS, end - from), round = (count + STEP - 1) / STEP * STEP;
         const T *k[KEYS], *v[KEYS];
         float k_scale[KEYS], v_scale[KEYS];
-        for (int j = 0; j < round; j++) {
-            // places that nobody sees are read all the same, so they are those of a key that is there
-            const int64_t at = location.at(std::max(begin, std::min(from + j, end - 1)));
-            k[j] = keys + at * dim;
-            v[j] = values + at * width;
-            if (!widens)  // what mostly lies some pieces further on: a step reads all of it from memory
-                for (int line = 0; line < std::max(dim, width) * (int)sizeof(T); line += 64) {
-                    fetch((const char*)(k[j] + FURTHER * dim) + line);
-                    fetch((const char*)(v[j] + FURTHER * width) + line);
-                }
-            if (SCALED) k_scale[j] = s.k_scale[k_first / dim + at], v_scale[j] = s.v_scale[v_first / width + at];
+        for (int j = std::max<int64_t>(0, begin - from), run; j < count; j += run) {
+            const int64_t at = location.at(from + j);
+            run = (int)std::min<int64_t>(count - j, location.together(from + j));
+            for (int i = 0; i < run; i++) k[j + i] = keys + (at + i) * dim, v[j + i] = values + (at + i) * width;
+            for (int i = 0; SCALED && i < run; i++)
+                k_scale[j + i] = s.k_scale[k_first / dim + at + i], v_scale[j + i] = s.v_scale[v_first / width + at + i];
         }
+        // places that nobody sees are read all the same, so they are those of a key that is there
+        const auto repeat = [&](int key, int j) {
+            k[j] = k[key], v[j] = v[key];
+            if (SCALED) k_scale[j] = k_scale[key], v_scale[j] = v_scale[key];
+        };
+        for (int j = 0; from + j < begin; j++) repeat((int)(begin - from), j);
+        for (int j = count; j < round; j++) repeat(count - 1, j);
+        // Few queries read all of it from memory, so what comes next is asked for while something else is computed, and a
+        // little at a time: lines that are on their way have few places.
+        const int chunk = n < WIDEN_FOR ? 2 * STEP : KEYS;
         const float* wide[KEYS];
         if (widens) widen(k, round, dim, room, wide);
-        widens ? score_all(q, n, wide, round, dim, scores) : score_all(q, n, k, round, dim, scores);
-        for (int i = 0; SCALED && i < n; i++) multiply(scores + i * KEYS, k_scale, round);
-        for (int i = 0; i < n; i++) {
-            weigh(a, q[i], from, round, scores + i * KEYS, to.top + i, to.total + i, to.out + i * width, width);
-            if (SCALED) multiply(scores + i * KEYS, v_scale, round);
+        for (int j = 0; j < round; j += chunk) {
+            const int some = std::min(chunk, round - j);
+            if (chunk < KEYS) fetch_all(v + j, some, width, 0);
+            widens ? score_all(q, n, wide + j, some, dim, scores + j) : score_all(q, n, k + j, some, dim, scores + j);
         }
-        if (widens) add_all_values(widen(v, count, width, room + KEYS * dim, wide), count, scores, to.out, width, n);
-        else add_all_values(v, count, scores, to.out, width, n);
+        for (int i = 0; SCALED && i < n; i++) multiply(scores + i * KEYS, k_scale, round);
+        weigh_all(a, q, n, from, round, scores, to, width);
+        for (int i = 0; SCALED && i < n; i++) multiply(scores + i * KEYS, v_scale, round);
+        if (widens) widen(v, count, width, room + KEYS * dim, wide);
+        for (int j = 0; j < count; j += chunk) {
+            const int some = std::min(chunk, count - j);
+            if (chunk < KEYS && from + KEYS < end) fetch_all(k + j, some, dim, KEYS);  // where they mostly lie
+            widens ? add_all_values(wide + j, some, scores + j, to.out, width, n)
+                   : add_all_values(v + j, some, scores + j, to.out, width, n);
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 """Pages of 2 MiB, with which weights and keys are read faster (docs/performance.md). Linux alone.
 
 To ask for them when memory is first written to can take longer than all the writing: the system may have to move
-others' pages out of the way for each. So weights are written into small pages, and a thread of its own exchanges those
-when the model has been there for a while.
+others' pages out of the way for each. So weights and caches are written into small pages, and a thread of its own
+exchanges those when they have been there for a while.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from torch import Tensor
 
 HUGE_PAGE = 2**21
 COLLAPSE = 25  # MADV_COLLAPSE, of Linux 6.1 and later; Python has no name for it
-IDLE_S = 1.0  # seconds without new weights
+GAP = 2 * mmap.PAGESIZE  # at most between two tensors that an allocator has put side by side
+IDLE_S = 1.0  # seconds without new memory
 NICE = 10
 
 
-def use_huge_pages(memory: Tensor) -> None:
-    """From its first use on. Not asked for what has no whole one."""
-    begin, length = _whole(memory, mmap.PAGESIZE)
-    if length >= HUGE_PAGE:
-        _advise(begin, length, mmap.MADV_HUGEPAGE)
-
-
-def use_huge_pages_later(memory: Tensor) -> None:
+def use_huge_pages_later(*memory: Tensor) -> None:
     """Some time after it has been filled. Whether it is still there then makes no difference: an address that is no
-    longer ours is refused, and one that is ours again has other pages exchanged."""
-    begin, length = _whole(memory, HUGE_PAGE)
-    if length:
-        _exchange.add(begin, length)
+    longer ours is refused, and one that is ours again has other pages exchanged.
+
+    Tensors that lie side by side count as one: a layer's keys of 3 MB alone hold one whole page or none.
+    """
+    for begin, end in _joined(memory):
+        first, last = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+        if first < last:
+            _exchange.add(first, last - first)
 
 
 class PageExchange:
@@ -81,12 +80,15 @@ if hasattr(os, "register_at_fork"):  # no thread goes over into a forked process
     os.register_at_fork(after_in_child=_exchange.__init__)
 
 
-def _whole(memory: Tensor, page: int) -> tuple[int, int]:
-    """Where its whole pages begin, and how long they are together; 0 where there is nothing to ask."""
-    if sys.platform != "linux":
-        return 0, 0
-    begin = -(-memory.data_ptr() // page) * page
-    return begin, max(0, (memory.data_ptr() + memory.nbytes - begin) // page * page)
+def _joined(memory: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Where they begin and end, those that lie side by side together; nothing where there is nothing to ask."""
+    joined = list[tuple[int, int]]()
+    for begin, nbytes in sorted((tensor.data_ptr(), tensor.nbytes) for tensor in memory):
+        if joined and begin - joined[-1][1] <= GAP:
+            joined[-1] = joined[-1][0], begin + nbytes
+        else:
+            joined.append((begin, begin + nbytes))
+    return joined if sys.platform == "linux" else []
 
 
 def _advise(begin: int, length: int, advice: int) -> bool:

@@ -104,37 +104,48 @@ inline float greatest(floats v) {
 
 inline float lowest(floats v) { return -greatest(-v); }
 
-// The sums of WIDTH vectors, one in each lane: lane i is sum(v[i]), bit for bit.
-inline floats sums(const floats* v) {
+// The first steps of sum(), of four vectors: as many numbers of each are left as fit one vector.
+inline floats sums_begun(floats a, floats b, floats c, floats d) {
 #if defined(VANTAGE_AVX512)
-    // halves of 256 bits first, then of 128, then pairs: the tree of sum()
-    __m512 t[8], u[4];
-    for (int i = 0; i < 8; i++) {  // of v[i] below and v[i + 8] above
-        const __m512 a = (__m512)v[i], b = (__m512)v[i + 8];
-        t[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    }
-    for (int i = 0; i < 4; i++)  // of v[i], v[i + 8], v[i + 4] and v[i + 12]
-        u[i] = _mm512_add_ps(_mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd));
-    // in every quarter now (x0 x1 x2 x3): (x0 + x2) + (x1 + x3)
-    const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(u[0], u[1]), _mm512_unpackhi_ps(u[0], u[1]));  // a0 b0 a1 b1
-    const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(u[2], u[3]), _mm512_unpackhi_ps(u[2], u[3]));
-    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    return (floats)_mm512_shuffle_f32x4(all, all, 0xd8);
+    // Halves of 256 bits, of two vectors at once: one lies as it is and one the other way round. That takes one exchange
+    // where two vectors of halves would take two, and a sum does not depend on which comes first.
+    const auto halves = [](floats x, floats y) {
+        const __m512 own = _mm512_mask_blend_ps(0xff00, (__m512)x, (__m512)y);
+        return _mm512_add_ps(own, _mm512_shuffle_f32x4((__m512)x, (__m512)y, 0x4e));
+    };
+    const __m512 ab = halves(a, b), cd = halves(c, d);
+    return (floats)_mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
 #elif defined(VANTAGE_AVX2)
-    // halves of 128 bits first, then pairs: the tree of sum()
-    __m256 t[4];
-    for (int i = 0; i < 4; i++) {
-        const __m256 a = (__m256)v[i], b = (__m256)v[i + 4];
-        t[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-    }
-    // in every half now (x0 x1 x2 x3) of v[i] below and v[i + 4] above: (x0 + x2) + (x1 + x3)
-    const __m256 a = _mm256_add_ps(_mm256_unpacklo_ps(t[0], t[1]), _mm256_unpackhi_ps(t[0], t[1]));  // a0 b0 a1 b1
-    const __m256 b = _mm256_add_ps(_mm256_unpacklo_ps(t[2], t[3]), _mm256_unpackhi_ps(t[2], t[3]));
-    return (floats)_mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    const auto halves = [](floats x, floats y) {  // as above, of 128 bits
+        const __m256 own = _mm256_blend_ps((__m256)x, (__m256)y, 0xf0);
+        return _mm256_add_ps(own, _mm256_permute2f128_ps((__m256)x, (__m256)y, 0x21));
+    };
+    const __m256 ac = halves(a, c), bd = halves(b, d);
+    return (floats)_mm256_add_ps(_mm256_blend_ps(ac, bd, 0xcc), _mm256_shuffle_ps(ac, bd, 0x4e));
 #else
-    floats out{};
-    for (int i = 0; i < WIDTH; i++) out[i] = sum(v[i]);
-    return out;
+    const floats all = {sum(a), sum(b), sum(c), sum(d)};
+    return all;
+#endif
+}
+
+// What is left of it: lane i is the sum() of vector i, bit for bit. begun: WIDTH / 4 of them.
+inline floats sums_ended(const floats* begun) {
+#if defined(VANTAGE_AVX512)
+    // a quarter has four numbers of one vector of each: (x0 + x2) + (x1 + x3)
+    const auto pairs = [](floats x, floats y) {
+        const __m512 own = _mm512_mask_blend_ps(0xcccc, (__m512)x, (__m512)y);
+        return _mm512_add_ps(own, _mm512_shuffle_ps((__m512)x, (__m512)y, 0x4e));
+    };
+    const __m512 a = pairs(begun[0], begun[1]), b = pairs(begun[2], begun[3]);
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    return (floats)_mm512_permutexvar_ps(order, all);
+#elif defined(VANTAGE_AVX2)
+    const __m256 a = (__m256)begun[0], b = (__m256)begun[1];  // a half has pairs: two vectors of each
+    const __m256 all = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+    return (floats)_mm256_permute4x64_pd((__m256d)all, 0xd8);
+#else
+    return *begun;
 #endif
 }
 

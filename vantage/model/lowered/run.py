@@ -28,7 +28,7 @@ from vantage.kernels.native import (
     RowLocation,
     StepsCall,
 )
-from vantage.kernels.native.huge_pages import use_huge_pages
+from vantage.kernels.native.huge_pages import use_huge_pages_later
 from vantage.model.lowered.locations import extended_locations, layer_locations
 from vantage.model.lowered.lower import lower, lower_head
 from vantage.model.lowered.native_steps import PlainEmbedding, StepResults, StepsDone, takes_steps
@@ -113,6 +113,7 @@ class Lowered:
             for (ref, version), store in zip(self._last_stores[0], now, strict=True)
         ):
             where = (LayerStore * len(now))(*map(_layer_store, now))
+            use_huge_pages_later(*(tensor for store in now for tensor in store.tensors))
             self._last_stores = [(weakref.ref(store), store.version) for store in now], where
         return self._last_stores[1]
 
@@ -297,8 +298,6 @@ def _layer_store(store: Store) -> LayerStore:
     assert kept is not None
     k, v = store.tensors[:: 2 if kept is Kept.BYTES else 1]
     scales = [x.data_ptr() for x in store.tensors[1::2]] if kept is Kept.BYTES else [None, None]
-    use_huge_pages(k)
-    use_huge_pages(v)
     rows = (0, 0) if store.pooled else (k.stride(0), v.stride(0))
     sizes = k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1]
     return LayerStore(k.data_ptr(), v.data_ptr(), *scales, *sizes, kept, 0)
