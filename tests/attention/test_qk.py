@@ -16,6 +16,11 @@ from vantage.spec.parts import Parts, Shape
 from vantage.spec.positions import Positions
 
 
+def test_what_a_norm_of_queries_and_keys_is_called():
+    assert QKNorm(RMSNorm()).describe() == "q/k norm"
+    assert QKNorm(RMSNorm(), keys=False).describe() == "q norm"
+
+
 def test_qk_norm_norms_every_head_of_queries_and_keys():
     part = QKNorm(RMSNorm(eps=0.0)).build(Shape(8, 2, 1, 4, 4, 4)).to(F64)
     q, pos = vectors(2, 2, 3, 4), Positions.arange(2, 3)
