@@ -117,10 +117,10 @@ def counted_before(
         tl.atomic_xchg(to, own.to(tl.int32, bitcast=True), mask=mine, sem="relaxed")
         i = tl.arange(0, SPLITS)
         wanted = ((i > split) & (i < active) & (first + i * share < recent))[:, None] & mine[None, :]
-        told = sums + i[:, None] * H + h[None, :]
-        others = tl.load(told, mask=wanted, other=0.0, volatile=True)
+        addresses = sums + i[:, None] * H + h[None, :]
+        others = tl.load(addresses, mask=wanted, other=0.0, volatile=True)
         while tl.min(others) < 0:
-            others = tl.load(told, mask=wanted, other=0.0, volatile=True)
+            others = tl.load(addresses, mask=wanted, other=0.0, volatile=True)
         carry += tl.sum(others, 0)
     return carry
 

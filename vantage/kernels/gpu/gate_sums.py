@@ -64,12 +64,12 @@ def sum_before(sums, blocks, gone, n, block, r, mine, PAGED: tl.constexpr, GROUP
     """The sums of heads r at the newest of n tokens; 0 if there is none, or its block was given back: then nothing
     that is seen compares with it. ``gone``: where it stands how many blocks the row has given back."""
     last = tl.maximum(n - 1, 0)
-    there = n > 0
+    kept = n > 0
     slot = last.to(tl.int64)
     if PAGED:
-        there = there & (last // block >= tl.load(gone))
-        slot = tl.load(blocks + last // block, mask=there, other=0).to(tl.int64) * block + last % block
-    return tl.load(sums + slot * GROUP + r, mask=mine & there, other=0.0)
+        kept = kept & (last // block >= tl.load(gone))
+        slot = tl.load(blocks + last // block, mask=kept, other=0).to(tl.int64) * block + last % block
+    return tl.load(sums + slot * GROUP + r, mask=mine & kept, other=0.0)
 
 
 @triton.jit

@@ -145,9 +145,9 @@ def first_line(
         mine = r < HEADS
         k = tl.arange(0, BREAKS)
         line = one + h * (2 * width)
-        there = mine & (k + 1 < width)[None, :]
-        change = tl.load(line + 2 * k[None, :] + 2, mask=there, other=0.0)
-        change = (change - tl.load(line + 2 * k[None, :], mask=there, other=0.0)) * LOG2E
+        inside = mine & (k + 1 < width)[None, :]
+        change = tl.load(line + 2 * k[None, :] + 2, mask=inside, other=0.0)
+        change = (change - tl.load(line + 2 * k[None, :], mask=inside, other=0.0)) * LOG2E
         at = tl.load(two + PIECE_HEADER + k, mask=k < BREAKS - 1, other=float("inf"))[:, None]
         slope = tl.load(line, mask=mine, other=0.0) * LOG2E
         offset = tl.load(line + 1, mask=mine, other=0.0) * LOG2E
