@@ -356,6 +356,9 @@ def test_heads_that_decide_for_themselves_take_their_streams_along():
     buffer, x = torch.zeros(1, 4, 3, 1), torch.arange(1.0, 5).view(1, 4, 1, 1)
     HeadScatter(torch.tensor([[0], [2]]), heads=2).put(buffer, x)
     assert buffer[0, :, :, 0].tolist() == [[1, 0, 0], [2, 0, 0], [0, 0, 3], [0, 0, 4]]
+    two = torch.arange(1.0, 9).view(1, 4, 2, 1)  # as many tokens as heads
+    HeadScatter(torch.tensor([[0, 1], [2, 0]]), heads=2).put(buffer.zero_(), two)
+    assert buffer[0, :, :, 0].tolist() == [[1, 2, 0], [3, 4, 0], [6, 0, 5], [8, 0, 7]]
 
 
 def test_only_a_cache_that_numbers_tokens_anew_turns_keys_late():
