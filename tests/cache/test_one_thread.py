@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vantage.cache.one_thread import PIECE, copy_places, zeros
 
@@ -29,6 +30,21 @@ def test_places_are_copied_and_others_left(lead: tuple[int, ...], held: int, pla
     copy_places(to, source)
     assert torch.equal(to[..., :held, :], source)
     assert bool((to[..., held:, :] == -1).all())
+
+
+def test_elsewhere_than_on_a_processor_nothing_is_cut():
+    class Names(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Names() as run:
+        zeros((3, 700, 64), torch.float32, torch.device("meta"))
+    assert run.names == ["aten.zeros.default"]
 
 
 def test_no_piece_is_shared_out():

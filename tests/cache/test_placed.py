@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from vantage.cache.codecs import PlainCodec, StreamShape
 from vantage.cache.ledger import Step
 from vantage.cache.moves import Gathered, Places, PoolPlaces, Scatter, Span, Strided
-from vantage.cache.placed import PlacedStep
+from vantage.cache.placed import PlacedCache, PlacedStep
 from vantage.spec.positions import EMPTY, Positions
 
 ROWS, HEADS, PLACES, WIDTH, BLOCK = 3, 2, 12, 4, 2
@@ -54,6 +55,20 @@ def test_what_is_written_and_seen_is_the_same(kind):
     assert at.pos[:, :seen].tolist() == [list(range(seen))] * ROWS
     assert (at.order[:, seen:] == EMPTY).all()
     assert placed.block == (BLOCK if pooled else 0)
+
+
+def test_a_stream_is_kept_beside_keys_and_values():
+    codec, stream = PlainCodec(HEADS, WIDTH, 3), StreamShape(1, torch.float32)
+    widths = [WIDTH, 3, 1]
+    buffers = [numbers(ROWS, HEADS, PLACES, width, seed=i) for i, width in enumerate(widths)]
+    before = [buffer.clone() for buffer in buffers]
+    new = [numbers(ROWS, HEADS, 1, width, seed=10 + i) for i, width in enumerate(widths)]
+    pos = Positions.arange(ROWS, 4)
+    cache = PlacedCache(buffers, codec, (stream,), Places(torch.tensor([3])), Span(0, 4), pos)
+    view = cache.append(Positions.arange(ROWS, 1, 3), *new)
+    for shown, old, x in zip((view.k, view.v, *view.streams), before, new, strict=True):
+        assert torch.equal(shown, torch.cat([old[:, :, :3], x], 2))
+    assert [torch.equal(own, x) for own, x in zip(view.own, new[2:], strict=True)] == [True]
 
 
 @pytest.mark.parametrize(
