@@ -8,6 +8,7 @@ import torch
 import vantage as vt
 from tests.cache.helpers import DK, DV, F64, G, plain, run
 from vantage.cache import CACHES, LayerPlan, make_cache
+from vantage.cache.contiguous import MIN_CAPACITY
 from vantage.cache.kinds import LedgerNeed, cache_kind, window_kinds
 from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.forgetting import EVERY_KEY
@@ -21,6 +22,7 @@ from vantage.cache.kinds.sinks import SinkCache
 from vantage.cache.kinds.snapkv import SnapKVCache
 from vantage.cache.kinds.static import StaticCache
 from vantage.cache.kinds.tova import TovaCache
+from vantage.cache.spec_bytes import CacheSettings, cache_bytes, layer_bytes
 from vantage.errors import BadInput
 from vantage.generation.cached_sequence import new_cache
 from vantage.spec.kept import KeptStream
@@ -196,3 +198,12 @@ def test_a_draft_is_taken_back_from_a_ring_whatever_its_bits(kind):
     model(torch.tensor([[1, 2, 3, 4]]), cache=cache)
     cache.crop(16)
     assert cache.tokens == (16,)
+
+
+def test_bytes_of_a_model_that_reads_a_source_count_it_once_it_is_read():
+    spec = vt.encoder_decoder(vocab=9, width=16, layers=1, heads=2)
+    settings = CacheSettings(8, 3, torch.float32)
+    own = sum(layer_bytes(shape, mask, settings) for shape, mask in spec.caches)
+    assert cache_bytes(spec, settings) == own
+    read = 3 * MIN_CAPACITY * 2 * 16 * 4  # rows, places, keys and values of width 16 in 4 bytes
+    assert cache_bytes(spec, dataclasses.replace(settings, source=5)) == own + read

@@ -21,6 +21,7 @@ from tests.cache.helpers import (
 from vantage.cache import Static, facts
 from vantage.cache.dump import DumpReader, LedgerDump
 from vantage.cache.grouped import Grouped, Grouping
+from vantage.cache.moves import Span
 from vantage.cache.placed import PlacedCache, PlacedStep
 from vantage.cache.policies import SinkWindow
 from vantage.cache.selective import Selective
@@ -157,8 +158,11 @@ def test_a_plain_run_is_known_to_be_one():
     ledger.crop(14)
     assert (ledger.tokens, ledger.next_positions.host, ledger.extensible) == ((4, 4), 14, True)
     check_facts(ledger.look().view_pos)
+    assert ledger.look().view_pos.known.same_rows
+    assert ledger.look().read == Span(0, 6)
     ledger.crop([12, 14])
     check_facts(ledger.look().view_pos)
+    assert not ledger.look().view_pos.known.same_rows
     assert (ledger.tokens, ledger.next_positions.host, ledger.extensible) == ((2, 4), None, False)
     append(ledger, Positions.rows([1, 0], [12, 14]))
     assert ledger.look().view_pos.order.tolist() == [[10, 11, 12, -1, -1, -1], [10, 11, 12, 13, -1, -1]]
