@@ -13,34 +13,15 @@ from rich.console import Console
 from bench.harness import RESULTS, Bench, BenchError, run, write
 from bench.table import show
 
-# The files of bench/ that are not benches; those of the accelerator need a GPU and are run by their own names.
-MACHINERY = {
-    *(
-        "__init__",
-        "__main__",
-        "accelerator",
-        "accelerator_encodings",
-        "accelerator_generation",
-        "accelerator_offload",
-        "accelerator_peers",
-        "accelerator_prefill",
-        "accelerator_serving",
-        "accelerator_tasks",
-        "accelerator_timing",
-        "compare",
-        "harness",
-        "readme",
-        "stats",
-        "table",
-    ),
-    "worker",
-}
+MACHINERY = {"__init__", "__main__", "compare", "harness", "readme", "stats", "table", "worker"}  # no benches
+GPU = "accelerator"  # so begin the files of those that need a GPU; they are run by their own names
 
 LOG_WIDTH = 140  # of a file or a pipe, where rich would guess 80
 
 
 def names() -> list[str]:
-    return sorted(file.stem for file in Path(__file__).parent.glob("*.py") if file.stem not in MACHINERY)
+    files = sorted(file.stem for file in Path(__file__).parent.glob("*.py"))
+    return [name for name in files if name not in MACHINERY and not name.startswith(GPU)]
 
 
 def load(name: str) -> Bench:
