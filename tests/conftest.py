@@ -39,6 +39,7 @@ if importlib.util.find_spec("triton") is not None:
     interpreter._patch_lang_tensor = patch_index
 
 STORIES = ("browser", "recipes")  # folders whose tests are all sampled
+ONE_IN = 20  # sampled tests that are drawn
 SEED = sampling.choose_seed()  # before any worker is started: they must draw the same
 
 
@@ -52,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sampled = {
         item.nodeid: item for item in items if item.get_closest_marker("sampled") or item.path.parent.name in STORIES
     }
-    drawn = sampling.draw(sorted(sampled), (), len(sampled) // 10)
+    drawn = sampling.draw(sorted(sampled), (), len(sampled) // ONE_IN)
     for name in sampled.keys() - drawn:
         sampled[name].add_marker(pytest.mark.slow)
 

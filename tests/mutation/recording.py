@@ -1,6 +1,6 @@
 """The tests run once without any mutant, and what each of them runs is written down in .mutation/.
 
-The seed of sampled tests is fixed, so a tenth of those of a file is recorded. The test that kills a mutant may be
+The seed of sampled tests is fixed, so a twentieth of those of a file is recorded. The test that kills a mutant may be
 another one: ``VANTAGE_TEST_SEED=all`` finds it, and judged.json remembers it. What was recorded of a test file holds
 until the file or anything that it ran changes.
 """
