@@ -1,6 +1,6 @@
 """Which rows of a matrix `make test` runs: those that always run, and as many of the others as a seed draws.
 
-Tests of many seconds carry the mark ``sampled``, and are drawn in the same way (tests/conftest.py): a twentieth of them.
+Tests of many seconds carry the mark ``sampled``, and are drawn in the same way (tests/conftest.py): one in twenty.
 
 The others carry the mark ``slow``, so `make test-all` runs them all. However many parts there are, no more than so many
 are drawn. The seed is chosen once for each run, before the workers start, and printed with the first lines and after a
