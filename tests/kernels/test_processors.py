@@ -82,11 +82,18 @@ BYTE_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q
 
 @pytest.fixture(scope="module", autouse=True)
 def wine_folder(tmp_path_factory) -> Iterator[None]:
-    """Wine keeps a Windows of its own in a folder, and says much on stderr."""
+    """Wine keeps a Windows of its own in a folder, and says much on stderr. Its server stays between two programs: a
+    new one starts the services of Windows, which takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINEPREFIX", str(tmp_path_factory.mktemp("wine")))
         patch.setenv("WINEDEBUG", "-all")
+        server = shutil.which("wineserver")
+        if server is None:
+            yield
+            return
+        subprocess.run([server, "--persistent"], check=True, timeout=60)
         yield
+        subprocess.run([server, "--kill"], check=False, timeout=60)  # it may not have started
 
 
 @pytest.fixture(scope="module")
