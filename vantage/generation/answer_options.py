@@ -65,11 +65,11 @@ class AnswerOptions:
 
 def answer_form(model: Model, schema: Any, regex: str | None, constraint: Constraint | None) -> AnswerForm:
     """From what a user may say of the form: a ``schema`` is a JSON schema, or a class that pydantic understands."""
+    if schema is None and regex is None:
+        return AnswerForm(constraint)
     from vantage.spec.grammars import given_form  # with its library, which is loaded only where it is needed
 
     form = given_form(schema=schema, regex=regex, constraint=constraint)
-    if schema is None and regex is None:
-        return AnswerForm(constraint)
     if model.tokenizer is None:
         raise BadInput(f"{form} is about texts, and this model has no tokenizer")
     from vantage.generation import constrain
