@@ -72,6 +72,15 @@ def test_cores_taken_by_others(machine: Machine):
     assert after.index(2) * 5 <= 300
 
 
+def test_a_short_disturbance_costs_the_threads_for_a_short_time(machine: Machine):
+    """A server answers a client while the next request comes in: that must not compute its prompt with one thread."""
+    machine.run(2, 500, lambda now, size: 0.0)
+    assert machine.run(2, 30, lambda now, size: 0.6)[-1] == 1
+    after = machine.run(2, 500, lambda now, size: 0.0)
+    assert after.index(2) * 5 <= 30
+    assert set(after[after.index(2) :]) == {2}
+
+
 def test_one_core_taken_of_several(machine: Machine):
     sizes = machine.run(8, 20000, lambda now, size: 0.4 if size == 8 else 0.0)
     assert sizes[-100:].count(7) >= 95  # with seven nobody waits; eight are tried ever less often

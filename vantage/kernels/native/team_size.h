@@ -2,8 +2,9 @@
 //
 // A thread that another process holds up keeps the others waiting at the end of a stage, and one that shares its core with
 // the thread it waits for takes that one's time. Where the calling thread does not run for a good part of the time, one
-// thread fewer is faster; once it runs all the time again, more are tried. Results do not depend on it: whoever works takes
-// the same pieces. It costs two looks at the clock for each program or step.
+// thread fewer is faster; once it runs all the time again, more are tried. They are tried again soon, since most of what
+// comes between is short (a server's other threads, a client), and ever later where that fails. Results do not depend on
+// it: whoever works takes the same pieces. It costs two looks at the clock for each program or step.
 #pragma once
 #include <time.h>
 #include <algorithm>
@@ -35,7 +36,7 @@ class TeamSize {
             size_ = trying_ ? before_ : size_ - 1;
             look_again_ = now + hold_;
         } else if (crowded) {
-            look_again_ = now + HOLD;  // alone, and still others have the core
+            look_again_ = std::max(look_again_, now + HOLD);  // alone, and still others have the core
         } else if (trying_) {
             hold_ = HOLD, look_again_ = now;
         }
@@ -45,7 +46,7 @@ class TeamSize {
     int size() const { return size_; }
 
   private:
-    static constexpr int64_t MS = 1000000, WINDOW = 30 * MS, HOLD = 200 * MS, LONGEST_HOLD = 1600 * MS;
+    static constexpr int64_t MS = 1000000, WINDOW = 30 * MS, HOLD = 25 * MS, LONGEST_HOLD = 1600 * MS;
     static constexpr int64_t CROWDED_PERCENT = 15;
     int wanted_, size_, before_ = 0;
     bool trying_ = false;  // more threads than before
