@@ -16,7 +16,7 @@ import torch
 from tests.processes import ROOT
 from tools import dist, release, sbom
 
-WHEEL_MEGABYTES = 4.0  # what docs/install.md says of the largest wheel
+WHEEL_MEGABYTES = 5.0  # what docs/install.md says of the largest wheel
 INSTALLED_MEGABYTES = 11.0  # and of what it unpacks to
 # The base install without torch and what torch brings, which everybody here has.
 BASE = {

@@ -70,3 +70,14 @@ def test_the_description(small):
         ]
         assert told["components"]["schemas"][name]["additionalProperties"] is False
         assert post["security"] == [{"bearer": []}]
+
+
+def test_a_path_names_all_of_its_methods(small):
+    """Of each path that has several, whichever of its routes comes first."""
+    with small.http() as http:
+        paths = http.get("/openapi.json").json()["paths"]
+        assert len(paths["/v1/responses/{response_id}"]) == 2
+        for path, methods in paths.items():
+            answer = http.options(path)
+            assert answer.status_code == 405
+            assert answer.headers["allow"] == ", ".join(sorted(name.upper() for name in methods))
