@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Match, Route
+from starlette.routing import Match, Mount
 
 from vantage import __version__
 from vantage.errors import VantageError
@@ -39,6 +39,8 @@ from vantage.serve.state import ServerState, entry_of
 from vantage.serve.telemetry import Telemetry
 from vantage.serve.validation import explain
 from vantage.spec.devices import generation_device
+
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 def create_app(
@@ -143,13 +145,16 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     answer = _answer(request, ApiError(error.status_code, code, messages.get(error.status_code, str(error.detail))))
     answer.headers.update(error.headers or {})
-    if error.status_code == 405:
-        answer.headers["allow"] = ", ".join(sorted(_methods(request)))
+    if "allow" in answer.headers:
+        answer.headers["allow"] = ", ".join(_methods(request))
     return answer
 
 
-def _methods(request: Request) -> set[str]:
+def _methods(request: Request) -> list[str]:
     """All that this path knows: each has a route of its own, and the first of them would name only its own."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    here = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return {method for route in here for method in route.methods or ()}
+    routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+    return [
+        method
+        for method in METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
