@@ -26,9 +26,11 @@ from vantage.kernels.gpu import (
     distance_forward,
     distance_gradients,
     distance_operators,
+    document_rows,
     forward,
     hopper,
     hopper_documents,
+    hopper_documents_backward,
     operators,
     table_gradient,
     values,
@@ -37,6 +39,7 @@ from vantage.kernels.gpu.row_rotation import lies_as_expected
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
 INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS", "BLOCKS", "COUNTER"}
+IN_GLUON = (hopper.attend, hopper_documents.attend, hopper_documents_backward.attend_back)
 NUMBERS = {"SLOPES", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
 NUMBERS |= {"A0", "A1", "SUMS", "LINES", "TOTALS", "OFFSET", "BY_QUERY", "TABLE"}
 FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
@@ -85,7 +88,7 @@ def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, wa
         for i, name in enumerate(names)
         if (name[-1] == "t" and len(name) == 2) or name in NUMBERS | INTEGERS
     }
-    language = GluonASTSource if kernel in (hopper.attend, hopper_documents.attend) else ASTSource
+    language = GluonASTSource if kernel in IN_GLUON else ASTSource
     source = language(kernel, kinds, values, strides)
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -136,6 +139,22 @@ def compile_blocks(dtype: torch.dtype, width: int, *, slope: bool) -> int:
     made = compile_one(hopper_documents.attend, sizes | {"SLOPE": slope}, dtype, 90, warps=4, stages=1)
     assert made.metadata.shared <= SHARED[90], (width, made.metadata.shared)
     return made.metadata.shared
+
+
+def compile_document_gradients(dtype: torch.dtype, width: int, group: int) -> dict[str, int]:
+    """The same of the backward pass over documents."""
+    rows = {"D": width, "ROWS": hopper.ROWS.value}
+    kernels = (
+        (document_rows.prepare, rows | {"BLOCK": hopper_documents.BLOCK}, 8),
+        (hopper_documents_backward.attend_back, rows | {"H": 4, "GROUP": group, "STAGES": 2}, 4),
+        (document_rows.finish, rows | {"BLOCK": hopper_documents.BLOCK}, 8),
+    )
+    used = {}
+    for kernel, sizes, warps in kernels:
+        made = compile_one(kernel, sizes, dtype, 90, warps=warps, stages=1)
+        used[made.metadata.name] = made.metadata.shared
+        assert made.metadata.shared <= SHARED[90], (made.metadata.name, width, made.metadata.shared)
+    return used
 
 
 def compile_causal_rows(capability: int, form: int, dtype: torch.dtype, width: int) -> dict[str, int]:
@@ -238,6 +257,9 @@ def main() -> int:
                 print(capability, "hopper", form, dtype, width, compile_hopper(form, dtype, width, softcap), flush=True)
             for dtype, width, slope in ((torch.bfloat16, 128, False), (torch.float16, 64, True)):
                 print(capability, "blocks", dtype, width, slope, compile_blocks(dtype, width, slope=slope), flush=True)
+            for dtype, width, group in ((torch.bfloat16, 128, 1), (torch.float16, 64, 2)):
+                used = compile_document_gradients(dtype, width, group)
+                print(capability, "documents' gradients", dtype, width, group, used, flush=True)
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)

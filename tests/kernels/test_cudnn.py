@@ -42,6 +42,8 @@ CASES = [
     Case(mask=DOCUMENTS, places="documents", B=2, T=500, S=500, **WIDE),
     Case("slope", DOCUMENTS, "documents", B=3, T=401, S=401, G=2, share=1, d=64, e=64),
     Case(mask=DOCUMENTS & Window(40), places="documents", B=2, T=500, S=500, **WIDE),
+    Case(mask=DOCUMENTS, places="filled by documents", B=2, T=500, S=500, **WIDE),  # gradients by a kernel of ours
+    Case(mask=DOCUMENTS, places="filled by documents", B=2, T=901, S=901, G=2, share=3, d=64, e=64, temperature=1.5),
     Case(sinks="head", T=256, S=256, G=2, share=2, d=64, e=64, temperature=1.5),
 ]
 
@@ -112,11 +114,12 @@ def test_layers_that_share_a_call_read_their_own_tensors(learns):
 @needs_cudnn
 @pytest.mark.parametrize("lengths", [[260, 203, 33], [3] * 40 + [376]], ids=["alike", "one is long"])
 def test_memory_of_a_backward_pass_over_documents(lengths):
-    """Where all documents as long as the longest would take much more than the tokens, cuDNN is told their number."""
+    """Where all documents as long as the longest would take much more than the tokens, cuDNN is told their number. An
+    empty place keeps a kernel of ours away."""
     from vantage.kernels.gpu import cudnn_graphs
 
-    H, d, tokens = 4, 128, sum(lengths)
-    at = Positions.packed([lengths]).to("cuda")
+    H, d, tokens = 4, 128, sum(lengths) + 1
+    at = Positions.packed([lengths], width=tokens).to("cuda")
     q, k, v, upstream = (torch.randn(1, H, tokens, d, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     runs = []
     cudnn_graphs._plans.clear()

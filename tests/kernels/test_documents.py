@@ -4,8 +4,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vantage.kernels.documents import document_blocks, document_starts, documents_alone
-from vantage.kernels.fused import _side_by_side
+from vantage.kernels.documents import (
+    blocks_of_keys,
+    document_blocks,
+    document_starts,
+    documents_alone,
+    is_side_by_side,
+    key_blocks,
+)
 from vantage.spec.positions import Positions
 
 BLOCK = 4
@@ -47,6 +53,28 @@ def test_the_longest_rows_of_tiles_come_first_and_what_is_too_much_last(rows):
     assert int(there.sum()) == sum(-(-n // BLOCK) for row in rows for n in row)
 
 
+@given(rows_of_documents, st.integers(0, 5))
+def test_blocks_of_keys_hold_every_token_once_and_reach_to_their_documents_ends(rows, more):
+    """Tiles of a document follow each other, in places that no other document has."""
+    at = Positions.packed(rows, width=max(map(sum, rows)) + more)
+    assert at.known.documents is not None
+    (count, *rest), *blocks = key_blocks(at, at.known.documents[0], BLOCK, BLOCK // 2).tolist()
+    assert rest == [0, 0, 0]
+    ends = [row * at.shape[1] + sum(lengths[: i + 1]) for row, lengths in enumerate(rows) for i in range(len(lengths))]
+    tokens, places = [], {}
+    for first, left, tiles, place in blocks[:count]:
+        assert first + left in ends
+        assert tiles == -(-left // (BLOCK // 2)) > 0
+        tokens += range(first, first + min(BLOCK, left))
+        for tile in range(tiles):
+            assert places.setdefault(place + tile, first + tile * BLOCK // 2) == first + tile * BLOCK // 2
+    assert sorted(tokens) == at.filled.flatten().nonzero().flatten().tolist()
+    assert max(places) < len(blocks) * 2
+    order = [tiles for _, _, tiles, _ in blocks]
+    assert order == sorted(order, reverse=True)
+    assert not any(order[count:])
+
+
 def test_documents_alone_are_those_that_look_at_themselves():
     at = Positions.packed([[5, 4], [9]])
     assert documents_alone(at.against(at)) == (3, 9)
@@ -59,8 +87,25 @@ def test_what_lies_as_one_description_says():
     x = torch.empty(2, 5, 3, 64, dtype=torch.bfloat16).transpose(1, 2)  # as a projection hands it on
     qkv = torch.empty(2, 5, 9 * 64, dtype=torch.bfloat16)
     q, _, v = (part.unflatten(-1, (3, 64)).transpose(1, 2) for part in qkv.split(3 * 64, -1))
-    assert all(_side_by_side(t) for t in (x, q, v, x[:1, :, 1:]))
-    assert not _side_by_side(x.contiguous())  # heads lie apart
-    assert not _side_by_side(x[:, :, 1:])  # a row has more tokens than it shows
-    assert not _side_by_side(x[..., 1:])
-    assert not _side_by_side(x[:, :, :1].expand(-1, -1, 5, -1))
+    assert all(is_side_by_side(t) for t in (x, q, v, x[:1, :, 1:]))
+    assert not is_side_by_side(x.contiguous())  # heads lie apart
+    assert not is_side_by_side(x[:, :, 1:])  # a row has more tokens than it shows
+    assert not is_side_by_side(x[..., 1:])
+    assert not is_side_by_side(x[:, :, :1].expand(-1, -1, 5, -1))
+
+
+def test_sums_of_gradients_take_no_more_memory_than_their_inputs():
+    """Each document has whole blocks of 128 there, in float32."""
+    for lengths, kv_heads, fits in (
+        ([128] * 8, 4, True),
+        ([127] * 8, 4, False),
+        ([512] * 2, 1, True),
+        ([300] * 3, 1, False),
+    ):
+        at, tokens = Positions.packed([lengths]), sum(lengths)
+        q, k = (torch.empty(1, heads, tokens, 64, dtype=torch.bfloat16) for heads in (4, kv_heads))
+        blocks = blocks_of_keys(q, k, at.against(at), len(lengths))
+        assert (blocks is not None) == fits
+        if blocks is not None:
+            sums = (len(blocks) - 1) * 128 * q.shape[1] * q.shape[3] * 4
+            assert sums <= 2 * (q.nbytes + k.nbytes)

@@ -13,7 +13,7 @@ from torch import Tensor
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
 from vantage.kernels.compiler_constants import constant_when_compiled
 from vantage.kernels.cudnn_operator import attend, forward_op, side_by_side, suits
-from vantage.kernels.documents import document_starts
+from vantage.kernels.documents import blocks_of_keys, document_starts, documents_on_hopper
 from vantage.kernels.fused import Fused
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.recurring import RecurringShapes
@@ -77,7 +77,8 @@ class Cudnn:
                 return self.elsewhere(q_BHTd, view, pair, need)
             sinks = None if sinks is None else sinks.float() / need.temperature
             return Attended(forward_op(q_BHTd, view.k, view.v, sinks, graph.options, graph.scale)[0])
-        layers_share = (need.mask, need.scale, need.temperature, need.bias is None, sinks is None)
+        learning = torch.is_grad_enabled()
+        layers_share = (need.mask, need.scale, need.temperature, need.bias is None, sinks is None, learning)
         key = ("cudnn", layers_share, *(_layout(x) for x in (q_BHTd, view.k, view.v)))
         shared = pair.once(key, lambda: _layer_calls(q_BHTd, view.k, view.v, pair, need))
         if shared is None:
@@ -191,7 +192,15 @@ def _layer_calls(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Lay
     if graph is None:
         return None
     q_, k_, v_ = (suits(x, packed=graph.offsets is not None) for x in (q, k, v))
-    return LayerCalls(PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths), (q_, k_, v_))
+    key_blocks = _key_blocks(q, k, v, pair, need) if torch.is_grad_enabled() else None
+    return LayerCalls(PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths, key_blocks), (q_, k_, v_))
+
+
+def _key_blocks(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Tensor | None:
+    """Of documents whose gradients gpu/hopper_documents_backward.py makes, which is faster than cuDNN there."""
+    flags = mask_flags(visible(need.mask, pair))
+    documents = None if flags is None or need.bias is not None else documents_on_hopper(q, k, v, flags, pair)
+    return None if documents is None else blocks_of_keys(q, k, pair, documents)
 
 
 def _graph(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Graph | None:

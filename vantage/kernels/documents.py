@@ -5,7 +5,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vantage.kernels.gluon import has_gluon
+from vantage.kernels.mask_flags import MaskFlags
 from vantage.spec.positions import Pair, Positions
+
+HOPPER_TILE = 128  # queries and keys of a tile of the passes for Hopper, and the fewest queries they pay for
+HALF_TILE = 64  # queries of a tile of their backward pass
+HEADS = (64, 128)  # widths of heads that gpu/hopper_documents.py and its backward pass have
+
+
+def documents_on_hopper(q: Tensor, k: Tensor, v: Tensor, flags: MaskFlags, pair: Pair) -> int | None:
+    """How many documents there are, where gpu/hopper_documents.py has their mask, heads and places: they look back at
+    themselves, and there is no empty place. ``None`` where it has not."""
+    if torch.compiler.is_compiling() or not has_gluon(q.device) or flags != MaskFlags(causal=True, segments=True):
+        return None
+    T = pair.q.shape[1]
+    if pair.k.shape[1] != T or T < HOPPER_TILE or pair.q.known.empty:
+        return None
+    if q.shape[3] not in HEADS or v.shape[3] != q.shape[3] or q.element_size() != 2:
+        return None
+    documents = documents_alone(pair)
+    return None if documents is None else documents[0]
+
+
+def blocks_of_queries(pair: Pair, documents: int) -> Tensor:
+    """``document_blocks``, made once for all layers."""
+    with torch.inference_mode(False):  # they serve training as well
+        return pair.once("document blocks", lambda: document_blocks(pair.q, documents, HOPPER_TILE))
+
+
+def blocks_of_keys(q: Tensor, k: Tensor, pair: Pair, documents: int) -> Tensor | None:
+    """``key_blocks``, made once for all layers; ``None`` where the backward pass's sums of queries' gradients, float32
+    and in whole blocks for each document, would take more memory than q, k, v and the output."""
+    B, H, T, _ = q.shape
+    if documents * HOPPER_TILE * H > B * T * k.shape[1]:
+        return None
+    with torch.inference_mode(False):
+        return pair.once("key blocks", lambda: key_blocks(pair.q, documents, HOPPER_TILE, HALF_TILE))
 
 
 def documents_alone(pair: Pair) -> tuple[int, int] | None:
@@ -46,3 +82,30 @@ def document_blocks(at: Positions, count: int, block: int) -> Tensor:
     first = starts[of] % width
     items = torch.stack((starts[of] // width, first, first + lengths[of], number), 1) * inside[:, None]
     return items[number.where(inside, -1).argsort(descending=True, stable=True)].to(torch.int32)
+
+
+def key_blocks(at: Positions, count: int, block: int, tile: int) -> Tensor:
+    """(n + 1, 4), int32: of each block of a document's keys its first token, counted over all rows, how many tokens
+    there are from there to the document's end, in how many tiles, and the number of its first tile where documents have
+    whole blocks each. The most tiles first; before them, how many blocks there are."""
+    rows, width = at.shape
+    starts, lengths = document_starts(at, count)
+    blocks = (lengths + block - 1) // block
+    behind = blocks.cumsum(0)
+    n = torch.arange(rows * width // block + count, device=at.device)
+    of = torch.searchsorted(behind, n, right=True)
+    inside, of = of < count, of.clamp(max=count - 1)
+    number = n - (behind - blocks)[of]
+    left = ((lengths[of] - number * block) * inside).clamp(min=0)
+    tiles = (left + tile - 1) // tile
+    items = torch.stack((starts[of] + number * block, left, tiles, n * (block // tile)), 1)
+    head = torch.nn.functional.pad(inside.sum()[None, None], (0, 3))
+    return torch.cat((head, items[tiles.argsort(descending=True, stable=True)])).to(torch.int32)
+
+
+def is_side_by_side(x: Tensor) -> bool:
+    """Whether the heads of a token lie side by side, all tokens at one distance, and as the copy engine wants them."""
+    _, _, tokens, width = x.shape
+    one_distance = len(x) == 1 or x.stride(0) == tokens * x.stride(2)
+    even = x.stride(2) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+    return x.stride(3) == 1 and x.stride(1) == width and one_distance and even and x.stride(2) > 0

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
 from vantage.kernels.compiler_constants import constant_when_compiled
-from vantage.kernels.documents import document_blocks, documents_alone
+from vantage.kernels.documents import (
+    HOPPER_TILE,
+    blocks_of_keys,
+    blocks_of_queries,
+    documents_on_hopper,
+    is_side_by_side,
+)
 from vantage.kernels.fused_bias import (
     BiasTensors,
     bank,
@@ -25,6 +31,7 @@ from vantage.kernels.fused_bias import (
     with_values,
 )
 from vantage.kernels.fused_operator import BACKWARD, DISTANCE_KEYS, FORWARD, FusedPlan, attend
+from vantage.kernels.gluon import has_gluon
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
 from vantage.spec.forms import (
@@ -49,10 +56,8 @@ WIDEST = 256  # of a head
 LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps a place for each of them
 WIDEST_VALUES = 129  # distances that a value may have a vector for: they are one tile
 MAX_BREAKS = 64  # break points of a function in pieces
-HOPPER_TILE = 128  # queries and keys of a tile of the forward pass for Hopper, and the fewest queries it pays for
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 2, 3, 4}  # forms by number, as in fused_bias.NUMBERS
-BLOCK_HEADS = (64, 128)  # widths of heads that gpu/hopper_documents.py has
 
 
 class Fused:
@@ -93,8 +98,8 @@ class Fused:
         if plan.whole_rows != FORWARD | BACKWARD:
             beyond = bias.beyond if flags.one_sided else None
             places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
-        blocks = blocks_of_queries(q_BHTd, view, flags, pair, need)
-        wide = _wide(q_BHTd, view, bias, flags, pair) if blocks is None else (blocks, None)
+        blocks = _document_blocks(q_BHTd, view, flags, pair, need)
+        wide = _wide(q_BHTd, view, bias, flags, pair) if blocks is None else blocks
         out, lse = attend(
             q_BHTd,
             view.k,
@@ -230,9 +235,7 @@ def _wide(
         known and runs(pair) and flags.one_sided and q.shape[2] >= HOPPER_TILE and not torch.compiler.is_compiling()
     ):
         return None, None
-    if q.device.type != "cuda" or q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD:
-        return None, None
-    if not _hopper(q.device.index or 0):
+    if q.element_size() != 2 or q.shape[3] != WIDE_HEAD or view.v.shape[3] != WIDE_HEAD or not has_gluon(q.device):
         return None, None
     beyond, first = bias.beyond if flags.one_sided else None, pair.k.known.first or 0
     ranges = _ranges_of_runs(offset(pair), first, q.shape[2], view.k.shape[2], flags, HOPPER_TILE, beyond, q.device)
@@ -243,46 +246,18 @@ def _wide(
     return ranges.keys, tiles
 
 
-def blocks_of_queries(q: Tensor, view: View, flags: MaskFlags, pair: Pair, need: Need) -> Tensor | None:
-    """What gpu/hopper_documents.py takes one by one, of documents that look back at themselves; ``None`` where it has
-    not their mask, bias, heads, places or layout."""
-    if q.device.type != "cuda" or torch.compiler.is_compiling():
+def _document_blocks(
+    q: Tensor, view: View, flags: MaskFlags, pair: Pair, need: Need
+) -> tuple[Tensor, Tensor | None] | None:
+    """What gpu/hopper_documents.py and its backward pass take one by one, of documents that look back at themselves;
+    ``None`` where the first has not their mask, bias, heads, places or layout. The second has no slopes."""
+    plain = need.softcap is None and need.sinks is None and need.value_bias is None
+    if not plain or not isinstance(form := form_of_need(need), Slope | None):
         return None
-    plain = flags == MaskFlags(causal=True, segments=True) and need.softcap is None and need.sinks is None
-    if not plain or not isinstance(form_of_need(need), Slope | None) or need.value_bias is not None:
+    documents = documents_on_hopper(q, view.k, view.v, flags, pair)
+    if documents is None or not all(is_side_by_side(x) for x in (q, view.k, view.v)):
         return None
-    T, S, k, v = pair.q.shape[1], pair.k.shape[1], view.k, view.v
-    if T != S or T < HOPPER_TILE or pair.q.known.empty:
-        return None
-    if q.shape[3] not in BLOCK_HEADS or v.shape[3] != q.shape[3] or q.element_size() != 2:
-        return None
-    if not (all(_side_by_side(x) for x in (q, k, v)) and _hopper(q.device.index or 0)):
-        return None
-    documents = documents_alone(pair)
-    if documents is None:
-        return None
-
-    def make() -> Tensor:
-        with torch.inference_mode(False):  # they serve training as well
-            return document_blocks(pair.q, documents[0], HOPPER_TILE)
-
-    return pair.once("document blocks", make)
-
-
-def _side_by_side(x: Tensor) -> bool:
-    """Whether all tokens lie at one distance, heads side by side, and as the copy engine wants them."""
-    _, _, tokens, width = x.shape
-    one_distance = len(x) == 1 or x.stride(0) == tokens * x.stride(2)
-    even = x.stride(2) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
-    return x.stride(3) == 1 and x.stride(1) == width and one_distance and even and x.stride(2) > 0
-
-
-@functools.cache
-def _hopper(device: int) -> bool:
-    """Gluon is new and changes from version to version: it runs with the one that it was measured with."""
-    import triton
-
-    return torch.cuda.get_device_capability(device) == (9, 0) and triton.__version__.startswith("3.6.")
+    return blocks_of_queries(pair, documents), None if form else blocks_of_keys(q, view.k, pair, documents)
 
 
 def _fractional(pair: Pair) -> bool:

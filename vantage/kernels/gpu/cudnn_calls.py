@@ -26,8 +26,16 @@ class PassCalls:
     """cuDNN's calls over tensors of one layout in one pass. Plans are looked up when they first run: a GPU is done with
     a short row before a host that asks for everything again has launched the next."""
 
-    def __init__(self, options: list[int], scale: float, offsets: Tensor | None = None, lengths: Tensor | None = None):
-        self.how, self.scale, self.lengths = GraphOptions(*options), scale, lengths
+    def __init__(
+        self,
+        options: list[int],
+        scale: float,
+        offsets: Tensor | None = None,
+        lengths: Tensor | None = None,
+        key_blocks: Tensor | None = None,
+    ):
+        """``key_blocks``: of documents whose gradients a kernel of our own makes, since it is faster."""
+        self.how, self.scale, self.lengths, self.key_blocks = GraphOptions(*options), scale, lengths, key_blocks
         self.offsets = {} if offsets is None else dict(zip(OFFSETS, offsets.unbind(), strict=True))
         self.launches: dict[str, Launch] = {}
 
@@ -69,6 +77,11 @@ def attend_back(
             x.zero_()
     if grad.stride() != out.stride():  # offsets of documents are the output's, and plans are few
         grad = torch.empty_like(out).copy_(grad)
+    if calls.key_blocks is not None:
+        from vantage.kernels.gpu.hopper_documents_backward import document_gradients
+
+        document_gradients(q, k, v, out, stats.squeeze(3), grad, (dq, dk, dv), calls.key_blocks, calls.scale)
+        return dq, dk, dv, None
     if calls.how.documents:  # in strides cuDNN 9.19 gave wrong gradients of queries and keys: so as theirs lie
         q, k, v = (
             x if x.stride() == dx.stride() else torch.empty_like(dx).copy_(x)

@@ -153,6 +153,12 @@ def attend_back(
     dq, dk, dv, one_sum, two_sum, delta = gradients = empty_gradients(q, k, v, plan, tensors)
     one, two, _, q_places, k_places, key_ranges, query_ranges, _, _ = unpack(tensors, lse)
     q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
+    wide, key_blocks = tensors[WIDE_RANGES], tensors[WIDE_BANK]
+    if wide is not None and wide.dim() == BLOCK_LIST and key_blocks is not None and grad_lse is None:
+        from vantage.kernels.gpu.hopper_documents_backward import document_gradients
+
+        document_gradients(q, k, v, out, lse, grad, (dq, dk, dv), key_blocks, factors[0] * factors[2])
+        return gradients
     if p.whole_rows & BACKWARD:
         causal_kernels().attend_back(q, k, v, out, lse, grad, grad_lse, gradients, tensors, p, factors)
         return gradients
@@ -219,7 +225,7 @@ def units(factors: list[float]) -> tuple[float, float]:
 
 def unpack(tensors: list[Tensor | None], other: Tensor) -> list[Tensor]:
     """Two tensors of the bias, sinks, places of queries and keys, tile ranges of both; for Hopper tile ranges and the
-    biases of tiles. ``other`` for ``None``."""
+    biases of tiles; of documents blocks of queries and of keys instead. ``other`` for ``None``."""
     return [other if x is None else x for x in tensors]
 
 

@@ -1,0 +1,388 @@
+"""Documents that look back at themselves: a backward pass for Hopper (compute capability 9.0), in Gluon.
+
+A program stays on each multiprocessor and takes the next block of 128 keys from a counter, those with the most queries
+first. For a block it goes over its document's queries, 64 at a time. The roles are those of FlashAttention 3 (Shah et
+al. 2024): one warp copies, two groups of four warps have 64 keys each, whose gradients stay in registers. The scores'
+gradient goes through shared memory, and each group makes half of the columns of the queries' gradient from it, which
+the copy engine adds to a float32 sum in memory: these additions have no order, so that the last bits of the queries'
+gradient may differ from run to run, as they do in cuDNN's.
+
+A group starts the scores of the next tile before it hands over the queries' gradient of this one, and the values'
+gradient before it needs the weights' gradient, so that the tensor cores have work while it computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import _core as gl_core
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from vantage.kernels.cudnn_operator import side_by_side
+from vantage.kernels.documents import is_side_by_side
+from vantage.kernels.gpu.document_rows import finish, prepare
+from vantage.kernels.gpu.hopper import LOG2E, ROWS
+from vantage.kernels.gpu.hopper_documents import BLOCK, processors
+from vantage.kernels.gpu.operators import Launch, on
+
+CONCURRENT_HEADS = 4  # of keys, whose blocks are worked on at once; with 16 a fifth slower, with 2 and 8 a little
+STAGES = 2  # tiles of queries on their way; three were slower
+NEVER = gl.constexpr(1 << 30)  # more tiles than a program meets
+
+
+@gl_core.builtin
+def _add_to_global(tensor_desc: Any, coord: Any, src: Any, _semantic: Any = None) -> None:
+    """A tile of shared memory, added to one in global memory by the copy engine. Gluon 3.6 has no function for it."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def _block(BLOCKS, item, blocks, together):
+    """Head of the keys, first token, tokens from there to the document's end, tiles of them, and the first one's number
+    among all tiles of a head."""
+    within = item % (blocks * together)
+    at = BLOCKS + 4 + within // together * 4
+    g = item // (blocks * together) * together + within % together
+    return g, gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
+
+
+@gluon.jit
+def _next_tile(h, j, tiles, GROUP: gl.constexpr):
+    """Head and number of the next tile: the tiles of one query head, then of the next that shares the keys."""
+    j += 1
+    if GROUP > 1:
+        wraps = (j == tiles).to(gl.int32)
+        h += wraps
+        j -= wraps * tiles
+    return h, j
+
+
+@gluon.jit
+def _copy(
+    q_tiles, grad_tiles, k_tiles, v_tiles, q, grad, k, v, lines, following, of_blocks, of_tiles, BLOCKS, LINES, COUNTER,
+    together, heads, places, D: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """The warp that copies, and that says which block is next."""
+    next_ready, next_free, k_ready, v_ready, keys_free = of_blocks
+    q_ready, grad_ready, tile_free, _ = of_tiles
+    stages: gl.constexpr = q.shape[0]
+    ROWS: gl.constexpr = q.shape[1]
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    blocks = gl.load(BLOCKS)
+    item = gl.program_id(0)
+    i = 0  # blocks before this one
+    n = 0  # tiles before its first
+    while item < blocks * heads:
+        ahead = gl.atomic_add(COUNTER, 1) + gl.num_programs(0)
+        g, first, _left, tiles, place = _block(BLOCKS, item, blocks, together)
+        mbarrier.wait(next_free, (i & 1) ^ 1)
+        following.store(gl.full([1], ahead, gl.int32, ONE))
+        mbarrier.arrive(next_ready, count=1)
+        h = g * GROUP
+        j = 0
+        for t in range(tiles * GROUP):
+            stage = (n + t) % stages
+            of_rows = gl.load(LINES + (h * places + place + j).to(gl.int64) * 2 * ROWS + gl.arange(0, 2 * ROWS, FOUR))
+            mbarrier.wait(tile_free.index(stage), ((n + t) // stages & 1) ^ 1)
+            token = first + j * ROWS
+            mbarrier.expect(q_ready.index(stage), q_tiles.block_type.nbytes)
+            tma.async_copy_global_to_shared(q_tiles, [token, h * D], q_ready.index(stage), q.index(stage))
+            if t == 0:
+                mbarrier.wait(keys_free, (i & 1) ^ 1)
+                mbarrier.expect(k_ready, k_tiles.block_type.nbytes)
+                tma.async_copy_global_to_shared(k_tiles, [first, g * D], k_ready, k.index(0))
+                mbarrier.expect(v_ready, v_tiles.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_tiles, [first, g * D], v_ready, v.index(0))
+            mbarrier.expect(grad_ready.index(stage), grad_tiles.block_type.nbytes)
+            tma.async_copy_global_to_shared(grad_tiles, [token, h * D], grad_ready.index(stage), grad.index(stage))
+            lines.index(stage).store(of_rows)
+            mbarrier.arrive(q_ready.index(stage), count=1)
+            h, j = _next_tile(h, j, tiles, GROUP)
+        n += tiles * GROUP
+        i += 1
+        item = ahead
+
+
+@gluon.jit
+def _tile(
+    part: gl.constexpr, n, j, more, s, lse, dk, dv, q, grad, k_held, v_held, ds_shared, dq_shared, lines, of_tiles,
+    dq_tiles, place, scale, S_LAYOUT: gl.constexpr, A_LAYOUT: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    """The n-th tile that this program meets, the j-th of its block's keys and one head. ``s``: its scores; ``lse``: of
+    its queries, in units of log2. Returns those of the next tile, which is there if ``more``."""
+    _, grad_ready, _, ds_ready = of_tiles
+    stages: gl.constexpr = q.shape[0]
+    ROWS: gl.constexpr = q.shape[1]
+    stage = n % stages
+    # both are 0; were that known, descriptions of every product would be kept in registers, and spilled
+    k = k_held.index(n // NEVER)
+    v = v_held.index(n // NEVER)
+    empty = gl.zeros([ROWS, ROWS], gl.float32, S_LAYOUT)
+    mbarrier.wait(grad_ready.index(stage), n // stages & 1)
+    keys: gl.constexpr = part * ROWS
+    turned = grad.index(stage).permute((1, 0))
+    dp = warpgroup_mma(v.slice(keys, ROWS), turned, empty, use_acc=False, is_async=True)
+    p = gl.exp2(s * scale - lse[None, :])
+    if j < 2:  # the diagonal
+        key = keys + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
+        query = j * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, S_LAYOUT))
+        p = gl.where(key[:, None] <= query[None, :], p, 0.0)
+    weights = gl.convert_layout(p.to(q.dtype), A_LAYOUT)
+    dv = warpgroup_mma(weights, grad.index(stage), dv, is_async=True)
+    delta = lines.index(stage).slice(ROWS, ROWS).load(gl.SliceLayout(0, S_LAYOUT))
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    ds = (p * (dp - delta[None, :])).to(q.dtype)
+    of_keys = gl.convert_layout(ds, A_LAYOUT)
+    dk = warpgroup_mma(of_keys, q.index(stage), dk, is_async=True)
+    exchanged = ds_shared.index(n % 2)
+    exchanged.slice(keys, ROWS).store(ds)
+    fence_async_shared()
+    mbarrier.arrive(ds_ready.index(n % 2), count=1)
+    mbarrier.wait(ds_ready.index(n % 2), n // 2 & 1)
+    dq = _query_gradient(part, exchanged, k, D)
+    dv, weights = warpgroup_mma_wait(2, deps=[dv, weights])
+    s = _next_scores(part, n, more, q, k, of_tiles, S_LAYOUT)
+    dk, of_keys = warpgroup_mma_wait(2, deps=[dk, of_keys])
+    s, lse = _hand_over(part, n, s, dq, lines, dq_shared, of_tiles, dq_tiles, place + j, S_LAYOUT, stages, D)
+    return s, lse, dk, dv
+
+
+@gluon.jit
+def _hidden_tile(
+    part: gl.constexpr, n, more, q, k_held, ds_shared, dq_shared, lines, of_tiles, dq_tiles, place,
+    S_LAYOUT: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    """A block's first tile for the group whose keys all lie behind its queries: only its half of the columns of the
+    queries' gradient is left to do, from the other group's keys."""
+    _, _, _, ds_ready = of_tiles
+    stages: gl.constexpr = q.shape[0]
+    ROWS: gl.constexpr = q.shape[1]
+    k = k_held.index(n // NEVER)
+    exchanged = ds_shared.index(n % 2)
+    exchanged.slice(part * ROWS, ROWS).store(gl.zeros([ROWS, ROWS], q.dtype, S_LAYOUT))  # the other group reads them
+    fence_async_shared()
+    mbarrier.arrive(ds_ready.index(n % 2), count=1)
+    mbarrier.wait(ds_ready.index(n % 2), n // 2 & 1)
+    dq = _query_gradient(part, exchanged.slice(0, ROWS), k.slice(0, ROWS), D)
+    s = _next_scores(part, n, more, q, k, of_tiles, S_LAYOUT)
+    return _hand_over(part, n, s, dq, lines, dq_shared, of_tiles, dq_tiles, place, S_LAYOUT, stages, D)
+
+
+@gluon.jit
+def _query_gradient(part: gl.constexpr, ds, k, D: gl.constexpr):
+    """Half of its columns, on its way."""
+    HALF: gl.constexpr = D // 2
+    ROWS: gl.constexpr = ds.shape[1]
+    empty = gl.zeros([ROWS, HALF], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
+    columns = k.slice(part * HALF, HALF, dim=1)
+    return warpgroup_mma(ds.permute((1, 0)), columns, empty, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _next_scores(part: gl.constexpr, n, more, q, k, of_tiles, S_LAYOUT: gl.constexpr):
+    """Of the tile after the n-th, on their way. After the last: of a tile that is not there, and nobody reads them."""
+    stages: gl.constexpr = q.shape[0]
+    ROWS: gl.constexpr = q.shape[1]
+    following = (n + 1) % stages
+    mbarrier.wait(of_tiles[0].index(following), (n + 1) // stages & 1, pred=more)
+    empty = gl.zeros([ROWS, ROWS], gl.float32, S_LAYOUT)
+    turned = q.index(following).permute((1, 0))
+    return warpgroup_mma(k.slice(part * ROWS, ROWS), turned, empty, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _hand_over(
+    part: gl.constexpr, n, s, dq, lines, dq_shared, of_tiles, dq_tiles, place, S_LAYOUT: gl.constexpr,
+    stages: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    """The tile's place becomes free, and the queries' gradient goes to its sum; the next tile's scores arrive."""
+    ROWS: gl.constexpr = dq_shared.shape[1]
+    mbarrier.arrive(of_tiles[2].index(n % stages), count=1)
+    lse = lines.index((n + 1) % stages).slice(0, ROWS).load(gl.SliceLayout(0, S_LAYOUT))
+    tma.store_wait(0)
+    dq = warpgroup_mma_wait(1, deps=[dq])
+    dq_shared.index(part).store(dq)
+    fence_async_shared()
+    _add_to_global(dq_tiles, [place * ROWS, part * (D // 2)], dq_shared.index(part))
+    return warpgroup_mma_wait(0, deps=[s]), lse
+
+
+@gluon.jit
+def _store(OUT, x, room, row, column, stride, inside):
+    """A gradient of keys or values, through shared memory, so that a warp writes whole rows."""
+    room.store(x)
+    x = room.load(row.type.layout.parent)
+    gl.store(OUT + row.to(gl.int64)[:, None] * stride + column[None, :], x, mask=inside[:, None])
+
+
+@gluon.jit
+def _attend_back(
+    part: gl.constexpr, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, DK, DV, dkt,
+    dvt, together, heads, places, scale, weight, D: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """One group of warps: half of each block's keys, over all queries that see them."""
+    next_ready, next_free, k_ready, v_ready, keys_free = of_blocks
+    q_ready = of_tiles[0]
+    stages: gl.constexpr = q.shape[0]
+    ROWS: gl.constexpr = q.shape[1]
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    LAST: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    ALL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    room = dq.index(part)._reinterpret(q.dtype, [ROWS, D], gl.NVMMASharedLayout.get_default_for([ROWS, D], q.dtype))
+    blocks = gl.load(BLOCKS)
+    item = gl.program_id(0)
+    i = 0
+    n = 0
+    while item < blocks * heads:
+        g, first, left, tiles, place = _block(BLOCKS, item, blocks, together)
+        empty = gl.zeros([ROWS, ROWS], gl.float32, S_LAYOUT)
+        dk = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
+        dv = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
+        mbarrier.wait(k_ready, i & 1)
+        h = g * GROUP
+        j = 0
+        if part == 0:
+            mbarrier.wait(q_ready.index(n % stages), n // stages & 1)
+            turned = q.index(n % stages).permute((1, 0))
+            s = warpgroup_mma(k.index(0).slice(0, ROWS), turned, empty, use_acc=False)
+            lse = lines.index(n % stages).slice(0, ROWS).load(gl.SliceLayout(0, S_LAYOUT))
+        else:
+            s, lse = _hidden_tile(
+                part, n, tiles * GROUP > 1, q, k, ds, dq, lines, of_tiles, dq_tiles, h * places + place, S_LAYOUT, D
+            )
+            h, j = _next_tile(h, j, tiles, GROUP)
+        mbarrier.wait(v_ready, i & 1)
+        for t in range(part, tiles * GROUP):
+            s, lse, dk, dv = _tile(
+                part, n + t, j, t + 1 < tiles * GROUP, s, lse, dk, dv, q, grad, k, v, ds, dq, lines, of_tiles, dq_tiles,
+                h * places + place, scale, S_LAYOUT, A_LAYOUT, D,
+            )  # fmt: skip
+            h, j = _next_tile(h, j, tiles, GROUP)
+        n += tiles * GROUP
+        mbarrier.arrive(keys_free, count=1)
+        mbarrier.wait(next_ready, i & 1)
+        item = gl.sum(following.load(ALL), 0)
+        mbarrier.arrive(next_free, count=1)
+        i += 1
+        row = part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAST))
+        column = g * D + gl.arange(0, D, gl.SliceLayout(0, LAST))
+        tma.store_wait(0)
+        _store(DV, dv.to(q.dtype), room, first + row, column, dvt, row < left)
+        _store(DK, (dk * weight).to(q.dtype), room, first + row, column, dkt, row < left)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=("tokens", "together", "heads", "places"))
+def attend_back(
+    Q, K, V, GRAD, LINES, BLOCKS, COUNTER, SUMS, DK, DV, qt, kt, vt, gt, dkt, dvt, tokens, together, heads, places,
+    scale, weight, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A program for each multiprocessor. ``BLOCKS``: of ``documents.key_blocks``; ``LINES`` and ``SUMS``: of
+    ``document_rows.prepare``, with as many ``places`` for tiles in each head."""
+    dtype: gl.constexpr = Q.dtype.element_ty
+    KEYS: gl.constexpr = 2 * ROWS
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, D], dtype)
+    K_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, D], dtype)
+    DQ_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, D // 2], gl.float32)
+    DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, ROWS], dtype)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    q_tiles = tma.make_tensor_descriptor(Q, [tokens, H * D], [qt, 1], [ROWS, D], Q_LAYOUT)
+    grad_tiles = tma.make_tensor_descriptor(GRAD, [tokens, H * D], [gt, 1], [ROWS, D], Q_LAYOUT)
+    k_tiles = tma.make_tensor_descriptor(K, [tokens, H // GROUP * D], [kt, 1], [KEYS, D], K_LAYOUT)
+    v_tiles = tma.make_tensor_descriptor(V, [tokens, H // GROUP * D], [vt, 1], [KEYS, D], K_LAYOUT)
+    dq_tiles = tma.make_tensor_descriptor(SUMS, [H * places * ROWS, D], [D, 1], [ROWS, D // 2], DQ_LAYOUT)
+    q = gl.allocate_shared_memory(dtype, [STAGES, ROWS, D], Q_LAYOUT)
+    grad = gl.allocate_shared_memory(dtype, [STAGES, ROWS, D], Q_LAYOUT)
+    k = gl.allocate_shared_memory(dtype, [1, KEYS, D], K_LAYOUT)
+    v = gl.allocate_shared_memory(dtype, [1, KEYS, D], K_LAYOUT)
+    ds = gl.allocate_shared_memory(dtype, [2, KEYS, ROWS], DS_LAYOUT)
+    dq = gl.allocate_shared_memory(gl.float32, [2, ROWS, D // 2], DQ_LAYOUT)
+    lines = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * ROWS], PLAIN)
+    following = gl.allocate_shared_memory(gl.int32, [1], PLAIN)
+    next_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    next_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    keys_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    grad_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    tile_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ds_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(next_ready, count=1)
+    mbarrier.init(next_free, count=2)
+    mbarrier.init(k_ready, count=1)
+    mbarrier.init(v_ready, count=1)
+    mbarrier.init(keys_free, count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(ds_ready.index(i), count=2)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(q_ready.index(stage), count=2)  # the queries, and what belongs to them
+        mbarrier.init(grad_ready.index(stage), count=1)
+        mbarrier.init(tile_free.index(stage), count=2)
+    of_blocks = (next_ready, next_free, k_ready, v_ready, keys_free)
+    of_tiles = (q_ready, grad_ready, tile_free, ds_ready)
+    gl.warp_specialize(
+        [
+            (_attend_back, (
+                0, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, DK, DV, dkt, dvt,
+                together, heads, places, scale, weight, D, GROUP,
+            )),
+            (_attend_back, (
+                1, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, DK, DV, dkt, dvt,
+                together, heads, places, scale, weight, D, GROUP,
+            )),
+            (_copy, (
+                q_tiles, grad_tiles, k_tiles, v_tiles, q, grad, k, v, lines, following, of_blocks, of_tiles, BLOCKS,
+                LINES, COUNTER, together, heads, places, D, GROUP,
+            )),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def document_gradients(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, gradients: tuple[Tensor, Tensor, Tensor],
+    blocks: Tensor, scale: float,
+) -> None:  # fmt: skip
+    """Gradients of q, k and v, into ``gradients``, for every token in one of ``blocks``. Heads of a token lie side by
+    side in ``out`` and ``gradients``; log-sum-exps (B, H, T) lie as they like."""
+    q, k, v, grad = (x if is_side_by_side(x) else side_by_side(x) for x in (q, k, v, grad))
+    B, H, T, D = q.shape
+    G, rows = k.shape[1], ROWS.value
+    dq, dk, dv = gradients
+    most = len(blocks) - 1
+    places = most * (BLOCK // rows)  # for tiles, in each head
+    lines = q.new_empty(H, places, 2, rows, dtype=torch.float32)
+    sums = q.new_empty(H, places * rows, D, dtype=torch.float32)
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
+    together = next(n for n in (CONCURRENT_HEADS, 2, 1) if G % n == 0)
+    launch: Launch = prepare
+    with on(q):
+        launch[(H, most)](
+            out, grad, lse, lines, sums, blocks, out.stride(2), grad.stride(2), *lse.stride()[:3], T, places, D=D,
+            BLOCK=BLOCK, ROWS=rows, num_warps=8,
+        )  # fmt: skip
+        launch = attend_back
+        launch[(min(processors(q.device.index or 0), most * G),)](
+            q, k, v, grad, lines, blocks, counter, sums, dk, dv, q.stride(2), k.stride(2), v.stride(2), grad.stride(2),
+            dk.stride(2), dv.stride(2), B * T, together, G, places, scale * LOG2E.value, scale, H=H, GROUP=H // G, D=D,
+            ROWS=rows, STAGES=STAGES, num_warps=4,
+        )  # fmt: skip
+        launch = finish
+        launch[(H, most)](sums, dq, blocks, dq.stride(2), places, scale, D=D, BLOCK=BLOCK, ROWS=rows, num_warps=8)
