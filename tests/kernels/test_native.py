@@ -237,6 +237,24 @@ def test_a_row_does_not_depend_on_its_batch(kind: str):
 
 
 @needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("outputs", [64, 200])
+def test_a_processor_with_a_larger_first_cache_gets_the_same(kind: str, outputs: int):
+    assert backend is not None
+    weight, x = packed(kind, outputs, inputs_of(kind, 5)), torch.randn(1, inputs_of(kind, 5))
+    what = weight.matrix()
+    ask_near = backend._library.vantage_ask_near
+    before = ask_near(0)
+    try:
+        small = backend.linear(what, x)
+        ask_near(1)
+        large = backend.linear(what, x)
+    finally:
+        ask_near(before)
+    assert torch.equal(small, large)
+
+
+@needs_compiler
 def test_an_embedding_is_the_rows():
     table = packed("Q8_0", 70, 64)
     ids = torch.tensor([[0, 69], [16, 33]])

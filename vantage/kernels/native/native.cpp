@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 #include "attend.h"
 #include "bytes.h"
@@ -516,6 +517,9 @@ void embedding(const Matrix& w, int64_t i, float* to) {
 extern "C" {
 
 int vantage_version() { return 6; }
+
+// As on a processor with a large first cache, or with a small one: for tests. How it was.
+int vantage_ask_near(int on) { return std::exchange(asks_near, on != 0); }
 
 // torch's threads instead of ours: GOMP_parallel and omp_get_thread_num.
 void vantage_use_openmp(void* parallel, void* thread) {
