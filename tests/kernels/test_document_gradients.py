@@ -166,3 +166,62 @@ def test_gradients_of_keys_and_values_are_equal_from_run_to_run():
         runs.append(got)
     assert all(torch.equal(a, b) for run in runs for a, b in zip(run[1:], runs[0][1:], strict=True))
     assert all(float((run[0] - runs[0][0]).norm() / runs[0][0].norm()) < 5e-3 for run in runs)
+
+
+# ---- who hands over to it
+
+
+@needs_triton
+def test_the_fused_kernel_hands_over_what_it_wants(monkeypatch):
+    """With formulas in the place of both passes for Hopper. They meet all rows' tokens one behind the other."""
+    from vantage.kernels import documents, kernel_named
+    from vantage.kernels.fused import Fused
+    from vantage.kernels.gpu import hopper_documents, hopper_documents_backward
+    from vantage.spec.masks import Causal, SameSegment
+    from vantage.spec.normalisers import Softmax
+    from vantage.spec.parts import Need, View
+
+    lengths, H, G, D = [[200, 300, 400], [500, 257, 143]], 4, 2, 64
+    at, ran = Positions.packed(lengths).to(DEVICE), []
+    tokens = torch.tensor([n for row in lengths for n in row], device=DEVICE)
+    of = torch.arange(len(tokens), device=DEVICE).repeat_interleave(tokens)
+    hidden = (of[:, None] != of[None, :]) | torch.ones(len(of), len(of), device=DEVICE, dtype=torch.bool).triu(1)
+
+    def flat(x, heads=H):  # (B, G, T, d) to (H, B T, d)
+        return x.float().repeat_interleave(heads // x.shape[1], 1).transpose(0, 1).flatten(1, 2)
+
+    def back(x, like):
+        return x.unflatten(1, (2, -1)).transpose(0, 1).unflatten(1, (like.shape[1], -1)).sum(2).to(like.dtype)
+
+    def scores(q, k, scale):
+        return (flat(q) @ flat(k).transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
+
+    def forward(q, k, v, out, lse, slopes, blocks, scale):
+        assert slopes is None
+        s = scores(q, k, scale)
+        lse.copy_(back(s.logsumexp(-1)[..., None], lse[..., None])[..., 0])
+        out.copy_(back(s.softmax(-1) @ flat(v), out))
+
+    def backward(q, k, v, out, lse, grad, gradients, blocks, scale):
+        assert int(blocks[0, 0]) == sum(-(-n // 128) for n in tokens.tolist())
+        p = (scores(q, k, scale) - flat(lse[..., None])).exp()
+        dp = flat(grad) @ flat(v).transpose(1, 2)
+        ds = p * (dp - (flat(grad) * flat(out)).sum(-1, keepdim=True)) * scale
+        for to, x in zip(
+            gradients, (ds @ flat(k), ds.transpose(1, 2) @ flat(q), p.transpose(1, 2) @ flat(grad)), strict=True
+        ):
+            to.copy_(back(x, to))
+        ran.append(blocks)
+
+    monkeypatch.setattr(documents, "has_gluon", lambda device: True)
+    monkeypatch.setattr(hopper_documents, "attend_documents", forward)
+    monkeypatch.setattr(hopper_documents_backward, "document_gradients", backward)
+    q, upstream = (side_by_side(2, H, 900, D, torch.bfloat16) for _ in range(2))
+    k, v = (side_by_side(2, G, 900, D, torch.bfloat16) for _ in range(2))
+    need, runs = Need(Causal() & SameSegment(), 0.2, normalise=Softmax(1.5)), []
+    for kernel, dtype in ((Fused(), torch.bfloat16), (kernel_named("reference"), torch.float64)):
+        x = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
+        out = kernel(x[0], View(x[1], x[2], at), at.against(at), need).out
+        runs.append((out.detach(), *torch.autograd.grad(out, x, upstream.to(dtype))))
+    assert len(ran) == 1
+    assert all(float((a.double() - b).norm() / b.norm()) < 1e-2 for a, b in zip(*runs, strict=True))

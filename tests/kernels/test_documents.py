@@ -109,3 +109,14 @@ def test_sums_of_gradients_take_no_more_memory_than_their_inputs():
         if blocks is not None:
             sums = (len(blocks) - 1) * 128 * q.shape[1] * q.shape[3] * 4
             assert sums <= 2 * (q.nbytes + k.nbytes)
+
+
+def test_sums_without_an_order_are_left_to_others_where_torch_is_deterministic():
+    at = Positions.packed([[512, 512]])
+    q = torch.empty(1, 4, 1024, 64, dtype=torch.bfloat16)
+    assert blocks_of_keys(q, q, at.against(at), 2) is not None
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert blocks_of_keys(q, q, at.against(at), 2) is None
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -36,9 +36,10 @@ def blocks_of_queries(pair: Pair, documents: int) -> Tensor:
 
 def blocks_of_keys(q: Tensor, k: Tensor, pair: Pair, documents: int) -> Tensor | None:
     """``key_blocks``, made once for all layers; ``None`` where the backward pass's sums of queries' gradients, float32
-    and in whole blocks for each document, would take more memory than q, k, v and the output."""
+    and in whole blocks for each document, would take more memory than q, k, v and the output, and where torch is told
+    to be deterministic, since these sums have no order."""
     B, H, T, _ = q.shape
-    if documents * HOPPER_TILE * H > B * T * k.shape[1]:
+    if documents * HOPPER_TILE * H > B * T * k.shape[1] or torch.are_deterministic_algorithms_enabled():
         return None
     with torch.inference_mode(False):
         return pair.once("key blocks", lambda: key_blocks(pair.q, documents, HOPPER_TILE, HALF_TILE))
