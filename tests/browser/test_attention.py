@@ -170,6 +170,7 @@ def test_two_sides(reader):
     read(page)
     page.get_by_label("Side by side with").select_option("model")
     left, right = sides(page)
+    expect(right.get_by_label(re.compile("layer 1, head 0"))).to_be_visible()  # until then it has one head
     right.get_by_label("Head", exact=True).press("ArrowRight")
     expect(page).to_have_url(re.compile("b_head=1"))
     expect(left.get_by_label(re.compile("layer 1, head 0"))).to_be_visible()
