@@ -12,10 +12,14 @@ import sys
 import llama_cpp as lib
 import numpy as np
 
+Q8_0 = 8  # of ggml's types
+
 
 def quantise(plain: str, to: str, number: int) -> None:
     params = lib.llama_model_quantize_default_params()
     params.nthread, params.ftype = os.cpu_count() or 1, number
+    if number == lib.LLAMA_FTYPE_MOSTLY_MXFP4_MOE:  # its mix of that name has nothing but experts in MXFP4
+        params.pure, params.output_tensor_type, params.token_embedding_type = True, Q8_0, Q8_0
     if lib.llama_model_quantize(plain.encode(), to.encode(), params):
         raise RuntimeError(f"llama.cpp could not quantise to {to}")
 

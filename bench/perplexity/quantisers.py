@@ -29,7 +29,10 @@ from vantage.model.feed_forward import FeedForward
 
 WIDTH, HIDDEN, LAYERS, HEADS, KV_HEADS, VOCABULARY, WINDOW = 512, 1536, 4, 8, 4, 2048, 256
 ROWS, RATE, WARM = 4, 2e-3, 20  # of a step of training
-TYPES = ("Q8_0", "Q6_K", "Q5_K_S", "Q5_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "Q3_K_S", "Q3_K_M", "Q2_K", "Q4_0", "Q4_1")
+TYPES = (
+    *("Q8_0", "Q6_K", "Q5_K_S", "Q5_K_M", "Q4_K_S", "Q4_K_M", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q2_K"),
+    *("Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4"),
+)
 PEER = Path(__file__).parents[1] / "contestants" / "llama_perplexity.py"
 
 

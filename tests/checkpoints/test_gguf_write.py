@@ -203,6 +203,8 @@ import sys, llama_cpp as lib
 plain, to, number = sys.argv[1:4]
 params = lib.llama_model_quantize_default_params()
 params.nthread, params.ftype = 1, int(number)
+if params.ftype == lib.LLAMA_FTYPE_MOSTLY_MXFP4_MOE:  # its mix of that name has nothing but experts in MXFP4
+    params.pure, params.output_tensor_type, params.token_embedding_type = True, 8, 8
 assert lib.llama_model_quantize(plain.encode(), to.encode(), params) == 0
 """
 LOGITS = """
@@ -221,7 +223,11 @@ def run_llama_cpp(script: str, *words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not BENCH.exists(), reason="llama.cpp is in the bench environment: make bench makes it")
 @pytest.mark.parametrize(
-    "kind", ["Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "Q5_1", "IQ4_NL"]
+    "kind",
+    [
+        *("Q2_K", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"),
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"),
+    ],
 )
 @torch.no_grad()
 def test_llama_cpp_loads_it_and_mixes_alike(kind, tmp_path):

@@ -254,6 +254,17 @@ def test_a_vocabulary_that_cannot_be_is_refused(change, said, tmp_path):
         assert from_gguf(GGUF(path)).backend
 
 
+def test_what_is_wrong_is_said_when_a_text_comes_and_not_when_the_vocabulary_is_read_ahead(tmp_path):
+    right = from_gguf(GGUF(written(ORIGINALS["gpt-2"](), tmp_path / "right.gguf", "gpt2", "gpt-2")))
+    wrong = from_gguf(GGUF(written(ORIGINALS["gpt-2"](), tmp_path / "x.gguf", "rwkv", "gpt-2", token_type=[1, 2])))
+    for tokenizer in (right, wrong):
+        tokenizer.read_vocabulary()
+        assert "backend" not in vars(tokenizer)
+    assert "_vocabulary" in vars(right._parts)
+    with pytest.raises(CheckpointError, match="token_type"):
+        wrong.encode("a")
+
+
 # ---- folders
 
 

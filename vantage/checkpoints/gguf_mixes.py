@@ -54,6 +54,17 @@ def _more(kind: str, base: str) -> Rule:
     return lambda place: kind if place.counts_more else base
 
 
+def _iq4(number: int, base: str) -> Mix:
+    return Mix(
+        number,
+        base,
+        {
+            "attn_v": lambda place: "Q5_K" if place.queries_per_key >= 4 else base,
+            "ffn_down": lambda place: "Q5_K" if place.first else base,
+        },
+    )
+
+
 MIXES: dict[str, Mix] = {
     "F32": Mix(0, "F32", {}),
     "F16": Mix(1, "F16", {}),
@@ -63,14 +74,10 @@ MIXES: dict[str, Mix] = {
     "Q4_1": Mix(3, "Q4_1", {}),
     "Q5_0": Mix(8, "Q5_0", {}),
     "Q5_1": Mix(9, "Q5_1", {}),
-    "IQ4_NL": Mix(
-        25,
-        "IQ4_NL",
-        {
-            "attn_v": lambda place: "Q5_K" if place.queries_per_key >= 4 else "IQ4_NL",
-            "ffn_down": lambda place: "Q5_K" if place.first else "IQ4_NL",
-        },
-    ),
+    "IQ4_NL": _iq4(25, "IQ4_NL"),
+    "IQ4_XS": _iq4(30, "IQ4_XS"),
+    # llama.cpp's own mix of that number has experts in MXFP4 and everything else in Q8_0
+    "MXFP4": Mix(38, "MXFP4", {"token_embd": _always("Q8_0")}),
     "Q2_K": Mix(
         10,
         "Q2_K",
@@ -122,7 +129,7 @@ MIXES: dict[str, Mix] = {
 }
 PLAIN = ("F32", "F16", "BF16")
 # What a type becomes where rows are no multiple of its block.
-SMALLER_BLOCKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+SMALLER_BLOCKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 NOT_QUANTISED = re.compile(r"_norm\.weight$|^position_embd\.|^token_types\.|\.bias$")
 
 
@@ -141,7 +148,7 @@ def check_gguf(path: str | Path, type: str, *, overwrite: bool = False) -> None:
 
 def block_size(kind: str) -> int:
     """How many weights a block holds: rows must be multiples of it."""
-    return 1 if kind in PLAIN else 256 if kind.endswith("_K") else 32
+    return 1 if kind in PLAIN else 256 if kind.endswith("_K") or kind == "IQ4_XS" else 32
 
 
 def type_of(name: str, shape: tuple[int, ...], mix: Mix, place: TensorLocation, *, tied: bool) -> str:
@@ -152,7 +159,7 @@ def type_of(name: str, shape: tuple[int, ...], mix: Mix, place: TensorLocation, 
         return mix.base
     is_output = name == "output.weight" or (tied and name == "token_embd.weight")
     if is_output:
-        kind = "Q8_0" if mix.base == "Q8_0" else "Q6_K"
+        kind = "Q8_0" if mix.base in ("Q8_0", "MXFP4") else "Q6_K"
     else:
         rule = mix.rules.get(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"))
         kind = mix.base if rule is None else rule(place)

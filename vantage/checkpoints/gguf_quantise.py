@@ -1,7 +1,8 @@
 """Weights to the blocks of a GGUF file, in every type that can be written.
 
-A block of the simple types is 32 weights with one scale (Q4_0, Q5_0, Q8_0, IQ4_NL) or a scale and an offset (Q4_1,
-Q5_1). One of the K types is 256 weights: parts of 16 or 32 with scales of 4 to 8 bits, multiples of one float16.
+A block of the simple types is 32 weights with one scale (Q4_0, Q5_0, Q8_0, IQ4_NL, MXFP4) or a scale and an offset
+(Q4_1, Q5_1). One of the K types, and of IQ4_XS, is 256 weights: parts of 16 or 32 with scales of 4 to 8 bits, multiples
+of one float16.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from vantage.errors import BadInput, unknown
 
 CHUNK_WEIGHTS = 2**17  # weights at a time: what a core's cache holds with what is computed of them
 SMALLEST = 1e-15  # a row with nothing larger is all zeros
-# The values of IQ4_NL, in units of its scale.
+# The values of IQ4_NL and IQ4_XS, in units of the scale.
 IQ4_LEVELS = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
+# Those of MXFP4 (E2M1) without their sign, in units of a power of two, which is stored with this added to its exponent.
+# GGUF's readers take half of the power and twice the values.
+MXFP4_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4_BIAS = 127
 
 
 def quantise(weight: Tensor, kind: str, on_weights: Callable[[int], None] | None = None) -> Tensor:
@@ -104,15 +109,39 @@ def _q8_0(x: Tensor) -> Tensor:
     return _joined(scale, _divided(x, scale.float()).round_().clamp_(-127, 127).to(torch.int8))
 
 
-def _iq4_nl(x: Tensor) -> Tensor:
+def _nearest_iq4(y: Tensor) -> Tensor:
+    """The places of the nearest values of IQ4_NL."""
     values = torch.tensor(IQ4_LEVELS)
+    return torch.bucketize(y, (values[1:] + values[:-1]) / 2)
+
+
+def _iq4_scale(x: Tensor) -> Tensor:
+    values = torch.tensor(IQ4_LEVELS)
+    return fit_scale(x, _importance(x), lambda y: values[_nearest_iq4(y)], _around(IQ4_LEVELS[0], 1.0, 7))
+
+
+def _iq4_nl(x: Tensor) -> Tensor:
+    scale = _iq4_scale(x).half()
+    return _joined(scale, _nibbles(_nearest_iq4(_divided(x, scale.float())).byte()))
+
+
+def _mxfp4(x: Tensor) -> Tensor:
+    """The power of two is the one that brings the largest weight between 4 and 8, or one of its neighbours."""
+    values = torch.tensor(MXFP4_LEVELS)
     between = (values[1:] + values[:-1]) / 2
-
-    def places(y: Tensor) -> Tensor:
-        return torch.bucketize(y, between)
-
-    scale = fit_scale(x, _importance(x), lambda y: values[places(y)], _around(IQ4_LEVELS[0], 1.0, 7)).half()
-    return _joined(scale, _nibbles(places(_divided(x, scale.float())).byte()))
+    exponent = (torch.frexp(x.abs().amax(-1, keepdim=True)).exponent - 3).clamp(2 - MXFP4_BIAS, 253 - MXFP4_BIAS)
+    x = torch.ldexp(x, -exponent)
+    importance, sizes = _importance(x), x.abs()
+    best_error, best_up = torch.full(exponent.shape, torch.inf), torch.zeros_like(exponent)
+    best = torch.zeros(x.shape, dtype=torch.long)
+    for up in (0, 1, -1):
+        places = torch.bucketize(sizes * 2.0**-up, between)
+        error = (importance * (values[places] * 2.0**up - sizes) ** 2).sum(-1, keepdim=True)
+        better = error < best_error
+        best_error, best_up = torch.where(better, error, best_error), torch.where(better, up, best_up)
+        best = torch.where(better, places, best)
+    signed = best + len(MXFP4_LEVELS) * (x < 0)
+    return _joined((exponent + best_up + MXFP4_BIAS).byte(), _nibbles(signed.byte()))
 
 
 # ---- the K types
@@ -150,6 +179,14 @@ def _multiples(values: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return unit, _divided(values, unit.float()).round_().clamp_(0, most)
 
 
+def _signed_multiples(scales: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """One float16 for each row, and its multiples from -``most`` to ``most`` - 1."""
+    # the largest scale becomes the lowest multiple: there is one more below 0 than above
+    largest = scales.gather(-1, scales.abs().argmax(-1, keepdim=True))
+    scale = (largest / -most).half()
+    return scale, _divided(scales, scale.float()).round_().clamp_(-most, most - 1)
+
+
 def _signed(x: Tensor, bits: int, scale_bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of blocks of 256 in parts of 16: a float16 scale, its signed multiples, and the numbers (B, 256) from 0."""
     half, most = 2 ** (bits - 1), 2 ** (scale_bits - 1)
@@ -158,10 +195,7 @@ def _signed(x: Tensor, bits: int, scale_bits: int) -> tuple[Tensor, Tensor, Tens
     extremes = _around(-half, 0.1, 9)
     importance = _importance(parts)
     scales = fit_scale(parts, importance, rounding, extremes).squeeze(-1)
-    # the largest scale becomes the lowest multiple: there is one more below 0 than above
-    largest = scales.gather(-1, scales.abs().argmax(-1, keepdim=True))
-    scale = (largest / -most).half()
-    multiples = _divided(scales, scale.float()).round_().clamp_(-most, most - 1)
+    scale, multiples = _signed_multiples(scales, most)
 
     def numbers() -> Tensor:
         return rounding(_divided(parts, (scale.float() * multiples).unsqueeze(-1)))
@@ -200,6 +234,22 @@ def _q6_k(x: Tensor) -> Tensor:
     return _joined((low[:, :, 0] | low[:, :, 1] << 4).flatten(1), _quarters(q >> 4), multiples, scale)
 
 
+def _iq4_xs(x: Tensor) -> Tensor:
+    parts = x.view(len(x), 8, 32)
+    scale, multiples = _signed_multiples(_iq4_scale(parts).squeeze(-1), 32)
+    each = (scale.float() * multiples).unsqueeze(-1)
+    places = _nearest_iq4(_divided(parts, each))
+    finer = refit_scale(
+        x, _importance(parts).flatten(1), (torch.tensor(IQ4_LEVELS)[places] * multiples.unsqueeze(-1)).flatten(1)
+    )
+    scale = torch.where(finer == 0, scale.float(), finer).half()
+    places = _nearest_iq4(_divided(parts, (scale.float() * multiples).unsqueeze(-1))).byte()
+    m = (multiples + 32).byte()
+    low, high = m & 15, (m >> 4).view(-1, 2, 4)
+    high = high[..., 0] | high[..., 1] << 2 | high[..., 2] << 4 | high[..., 3] << 6
+    return _joined(scale, high, low[:, ::2] | low[:, 1::2] << 4, _nibbles(places).flatten(1))
+
+
 ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -207,6 +257,8 @@ ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,

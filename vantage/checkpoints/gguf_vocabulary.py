@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +136,11 @@ class GGUFBackends:
         """Whether less than the whole will do."""
         model = MODELS.get(str(self._file.metadata.get("tokenizer.ggml.model")))
         return model is not None and model.written is not None
+
+    def read(self) -> None:
+        """The tokens, before a text needs them, which is told what is wrong with them."""
+        with suppress(CheckpointError):
+            _ = self._vocabulary.numbered
 
     def whole(self) -> Tokenizer:
         return self._built(self._vocabulary)

@@ -77,6 +77,11 @@ class Tokenizer:
         """The tokenizer of the ``tokenizers`` package, for whatever is not offered here."""
         return self._make()
 
+    def read_vocabulary(self) -> None:
+        """Read what the first text will need: for whoever has the time before it comes."""
+        if self._parts is not None:
+            self._parts.read()
+
     def _enough(self, size: int, part: Callable[[GGUFBackends], Backend]) -> Backend:
         """A part of the vocabulary for the first texts, if they are short, so that the first answer need not wait for
         the rest; otherwise all of it."""

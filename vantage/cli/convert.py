@@ -25,9 +25,9 @@ examples:
   vantage convert runs/tuned tuned.gguf --type Q8_0         # a trained run
 
 The types of a GGUF file are llama.cpp's: F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q4_K_M, Q4_K_S, Q3_K_L, Q3_K_M,
-Q3_K_S, Q2_K, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL. K types mix types by tensor as llama.cpp does; where a row is not a
-multiple of 256, the tensor gets the nearest type with blocks of 32. Families that can be written: llama, mistral,
-smollm3, qwen2, qwen3, gemma3, gpt2, bert, models with LLaMA's parts, and your own that name one of these.
+Q3_K_S, Q2_K, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_XS, IQ4_NL, MXFP4. K types and IQ4 mix types as llama.cpp does; where
+a row is not a multiple of 256, the tensor gets the nearest type with blocks of 32. Families that can be written: llama,
+mistral, smollm3, qwen2, qwen3, gemma3, gpt2, bert, models with LLaMA's parts, and your own that name one of these.
 """
 
 

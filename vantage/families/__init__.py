@@ -116,15 +116,19 @@ def load(
     model.kernel, model.fast = kernel, fast
     fit_buffers(model, dtype)
     plan = None if parallel is not None else planned(model, weights, how, dtype, where, max_memory, context)
+    words = None if tokenizer is None else from_object(tokenizer)
     if plan is not None:
         fill_by_layers(model, weights, plan, how, dtype, where)
     else:
         with packer(how, model, checkpoint, weights.tensors, weights.family.prefix, where) as pack:
             fill(model, weights.links, weights.tensors, dtype, weights.family, weights.copies, pack, parallel)
+            words = tokenizer_of(checkpoint) if words is None else words
+            if words is not None and how is not None:
+                words.read_vocabulary()  # native code may still be filling the matrices
         model = model if parallel is None else parallel.connect(model)
         for weight in packed_weights(model) if dtype is not torch.float32 else ():
             weight.to(dtype)
-    _add_companions(model, weights, None if tokenizer is None else from_object(tokenizer))
+    _add_companions(model, weights, words)
     model = model if device is None or plan is not None else model.to(device)
     if put_on is not None:
         from vantage.families.adapters import load_adapter  # which needs this module
