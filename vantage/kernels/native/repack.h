@@ -12,13 +12,23 @@ struct GGUFBlock {  // one block of one output, taken apart
 
 inline uint16_t word16(const uint8_t* p) { uint16_t w; std::memcpy(&w, p, 2); return w; }
 
-// Eight bytes at a time: bytes may alias anything, and the compiler would take them one by one.
+// Sixteen bytes at a time: bytes may alias anything, and the compiler would take them one by one.
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+typedef uint32_t words4 __attribute__((vector_size(16)));
+
+inline bytes16 load16(const uint8_t* p) { bytes16 v; std::memcpy(&v, p, 16); return v; }
 inline void nibbles(const uint8_t* p, uint8_t* to) {  // 16 bytes: inputs j below and j + 16 above
-    constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
-    uint64_t both[2], apart[4];
-    std::memcpy(both, p, sizeof both);
-    for (int i = 0; i < 2; i++) apart[i] = both[i] & LOW, apart[i + 2] = both[i] >> 4 & LOW;
-    std::memcpy(to, apart, sizeof apart);
+    const bytes16 both = load16(p), low = both & 15, high = both >> 4;
+    std::memcpy(to, &low, 16), std::memcpy(to + 16, &high, 16);
+}
+// The bytes at these places.
+template <int... PLACES>
+inline words4 taken_from(bytes16 x) {
+#if defined(__clang__)
+    return (words4)__builtin_shufflevector(x, x, PLACES...);
+#else
+    return (words4)__builtin_shuffle(x, bytes16{PLACES...});
+#endif
 }
 
 inline void fifth_bits(const uint8_t* p, uint8_t* to) {
@@ -159,37 +169,51 @@ inline uint32_t even_bytes(uint64_t bytes) {
     return (uint32_t)(x | x >> (32 - 2 * BITS)) & (uint32_t)((1ull << 4 * BITS) - 1);
 }
 
+inline void write_word(uint32_t word, uint8_t* to) { std::memcpy(to, &word, 4); }
+
 // BITS bits of 32 numbers, shifted down by FROM, as words of one output; LANES words apart.
 template <int BITS, int FROM>
 inline void write_words(const uint8_t* numbers, uint8_t* to) {
     if constexpr (BITS == 6) {
         for (int i = 0; i < 2; i++, numbers += 16, to += 4 * LANES * 3) {
+            const words4 all = (words4)load16(numbers);
             uint32_t three[3] = {};
             for (int h = 0; h < 2; h++) {  // the halves: of every pair one number
-                const auto number = [&](int p) { return (uint32_t)numbers[2 * p + h]; };
-                const uint32_t between[3] = {number(6) & 15, number(6) >> 4 | number(7) >> 4 << 2, number(7) & 15};
-                for (int w = 0; w < 3; w++)
-                    three[w] |= (number(2 * w) | between[w] << 6 | number(2 * w + 1) << 10) << 16 * h;
+                const words4 two = all >> 8 * h & 0x00ff00ff, placed = (two | two >> 6) & 0xffff;
+                const uint32_t six = two[3] & 63, seven = two[3] >> 16;
+                const uint32_t between[3] = {six & 15, six >> 4 | seven >> 4 << 2, seven & 15};
+                for (int w = 0; w < 3; w++) three[w] |= (placed[w] | between[w] << 6) << 16 * h;
             }
-            for (int w = 0; w < 3; w++) std::memcpy(to + 4 * LANES * w, three + w, 4);
+            for (int w = 0; w < 3; w++) write_word(three[w], to + 4 * LANES * w);
+        }
+        return;
+    }
+    if constexpr (BITS == 8) {
+        for (int i = 0; i < BLOCK; i += 16) {
+            const words4 words = taken_from<0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15>(load16(numbers + i));
+            for (int w = 0; w < 4; w++) write_word(words[w], to + LANES * (i + 4 * w));
+        }
+        return;
+    }
+    if constexpr (BITS == 4 && FROM == 0) {
+        for (int i = 0; i < BLOCK; i += 16) {
+            // of every four numbers the third goes above the first, and the fourth above the second
+            const words4 fours = (words4)(load16(numbers + i) & 15);
+            const words4 words = taken_from<0, 4, 1, 5, 8, 12, 9, 13, 0, 4, 1, 5, 8, 12, 9, 13>((bytes16)(fours | fours >> 12));
+            for (int w = 0; w < 2; w++) write_word(words[w], to + LANES * (i / 2 + 4 * w));
         }
         return;
     }
     constexpr int PER = 16 / BITS;  // pairs in a word
     for (int i = 0; i < BLOCK / 2 / PER; i++) {
         uint32_t word = 0;
-        if constexpr (BITS == 8) {
-            const uint8_t* q = numbers + 4 * i;
-            word = q[0] | (uint32_t)q[2] << 8 | (uint32_t)q[1] << 16 | (uint32_t)q[3] << 24;
-        } else {
-            for (int four = 0; four < PER / 4; four++) {
-                uint64_t bytes;
-                std::memcpy(&bytes, numbers + (i * PER + 4 * four) * 2, 8);
-                bytes >>= FROM;
-                word |= (even_bytes<BITS>(bytes) | even_bytes<BITS>(bytes >> 8) << 16) << 4 * BITS * four;
-            }
+        for (int four = 0; four < PER / 4; four++) {
+            uint64_t bytes;
+            std::memcpy(&bytes, numbers + (i * PER + 4 * four) * 2, 8);
+            bytes >>= FROM;
+            word |= (even_bytes<BITS>(bytes) | even_bytes<BITS>(bytes >> 8) << 16) << 4 * BITS * four;
         }
-        std::memcpy(to + 4 * LANES * i, &word, 4);
+        write_word(word, to + 4 * LANES * i);
     }
 }
 
