@@ -37,7 +37,7 @@ NPM := sh web/npm.sh $(VENV)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env types lists web kernels browser cross ray triton lens authors run test test-all check format bench bench-compare docs docs-env \
+.PHONY: help env types lists web kernels browser cross ray triton lens smollm2 authors run test test-all check format bench bench-compare docs docs-env \
 	dist install release clean
 
 help: ## say what there is to make
@@ -87,7 +87,7 @@ release: env ## check the tree, run every test, make dist and tag the version; n
 bench-compare: env ## flag what fell by more than 10 % since the results kept for this kind of machine; KEEP=1 keeps the last ones
 	$(BIN)/python -m bench.compare $(if $(KEEP),--keep)
 
-bench: env $(PEERS_READY) lens ## measure against the peers: make bench NAME="forward decode" ROUNDS=20 ONLY="16 512"
+bench: env $(PEERS_READY) lens smollm2 ## measure against the peers: make bench NAME="forward decode" ROUNDS=20 ONLY="16 512"
 	$(BIN)/python -m bench $(NAME) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY))
 
 clean: ## remove what make made, the environments included
@@ -143,6 +143,9 @@ lens: ## TransformerLens in an environment of its own, which the tests and the b
 		$(LENS)/bin/python $(PIP) -r bench/transformer_lens.txt; \
 	} || echo "TransformerLens cannot be installed here: its tests are skipped."
 
+smollm2: env ## the model that most benches run
+	@$(BIN)/vantage pull smollm2 >/dev/null || echo "SmolLM2 cannot be pulled here: its benches fail."
+
 authors: ## the authors' own code of parts, in an environment of its own, which the tests compare with
 	@$(AUTHORS)/bin/python -c 'import entmax, kvpress, fla' 2>/dev/null || { \
 		echo "installing the authors' code into $(AUTHORS)" && $(PYTHON) -m venv $(AUTHORS) && \
@@ -168,10 +171,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python $(PIP) -c $(VENV)/constraints.txt --no-build-isolation -e '.[test,dev]'
 	touch $@
 
+# llama.cpp for AMX, compiled by GCC before 14, reads a configuration of its tiles that was never written, and crashes.
+OLD_GCC_FOR_AMX = $(shell grep -qsw amx_int8 /proc/cpuinfo && test "$$(gcc -dumpversion | cut -d. -f1)" -lt 14 && echo yes)
+CLANG = $(lastword $(sort $(notdir $(wildcard /usr/bin/clang /usr/bin/clang-[12][0-9]))))
 $(PEERS_READY): bench/requirements.txt
+	@test -z "$(OLD_GCC_FOR_AMX)" || test -n "$(CLANG)" || \
+		{ echo "llama.cpp crashes on a processor with AMX if GCC before 14 compiles it: install clang 16 or later"; exit 1; }
 	test -x $(PEERS)/bin/pip || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python $(PIP) $(TORCH_FROM) $$(grep '^torch==' bench/requirements.txt)
-	$(PEERS)/bin/python $(PIP) -r bench/requirements.txt
+	$(if $(OLD_GCC_FOR_AMX),CC=$(CLANG) CXX=$(subst clang,clang++,$(CLANG))) $(PEERS)/bin/python $(PIP) -r bench/requirements.txt
 	touch $@
 
 $(MODULES): web/package.json web/package-lock.json | $(READY)

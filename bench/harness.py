@@ -317,7 +317,7 @@ def commit() -> str | None:
 
 # What the kernels of ours and of the peers are written for, as the kernel of Linux spells it.
 INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
-OURS_IF_ASKED = ("amx_int8", "i8mm")  # our kernels use these with VANTAGE_MATRIX_UNITS=1 alone
+UNUSED_IF = {"amx_int8": lambda setting: setting == "0", "i8mm": lambda setting: setting != "1"}  # VANTAGE_MATRIX_UNITS
 
 
 def cpu_model() -> str:
@@ -328,7 +328,7 @@ def cpu_model() -> str:
         return platform.processor() or "unknown"
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
     has = (fields.get("flags") or fields.get("Features") or "").split()
-    unused = () if os.environ.get("VANTAGE_MATRIX_UNITS") == "1" else OURS_IF_ASKED
+    unused = [name for name, check in UNUSED_IF.items() if check(os.environ.get("VANTAGE_MATRIX_UNITS"))]
     sets = ", ".join(
         f"{name}, which ours leaves alone" if name in unused else name for name in INSTRUCTION_SETS if name in has
     )

@@ -6,8 +6,7 @@
 #include <cstring>
 #include "plain_avx512.h"
 
-namespace {
-
+// One for all files of the program: what sets registers up need not be compiled where they are used.
 struct PlainTiles {
     bool set_up = false;
     uint8_t rows[16];
@@ -19,6 +18,8 @@ inline PlainTiles& plain_tiles() {
     static thread_local PlainTiles tiles;  // as every thread has registers of its own
     return tiles;
 }
+
+namespace {
 
 inline void fault_unless(bool allowed, const char* what) {
     if (allowed) return;
@@ -62,7 +63,8 @@ inline void _tile_stored(int tile, void* to, int64_t step) {
     for (int i = 0; i < t.rows[tile]; i++) std::memcpy((char*)to + i * step, t.data[tile][i], t.bytes[tile]);
 }
 
-inline void _tile_dpbssd(int sums, int a, int b) {
+template <class Left>
+inline void tile_product(int sums, int a, int b) {
     PlainTiles& t = tiles_with(sums);
     tiles_with(a), tiles_with(b);
     fault_unless(t.rows[sums] == t.rows[a] && t.bytes[sums] == t.bytes[b] && t.bytes[a] == 4 * t.rows[b], "shapes that do not fit");
@@ -72,9 +74,12 @@ inline void _tile_dpbssd(int sums, int a, int b) {
             int32_t sum;
             std::memcpy(&sum, t.data[sums][i] + 4 * j, 4);
             for (int k = 0; k < t.rows[b]; k++)
-                for (int n = 0; n < 4; n++) sum += t.data[a][i][4 * k + n] * t.data[b][k][4 * j + n];
+                for (int n = 0; n < 4; n++) sum += (Left)t.data[a][i][4 * k + n] * t.data[b][k][4 * j + n];
             std::memcpy(t.data[sums][i] + 4 * j, &sum, 4);
         }
 }
+
+inline void _tile_dpbssd(int sums, int a, int b) { tile_product<int8_t>(sums, a, b); }
+inline void _tile_dpbusd(int sums, int a, int b) { tile_product<uint8_t>(sums, a, b); }
 
 }  // namespace

@@ -33,6 +33,23 @@ inline float _mm512_reduce_max_ps(__m512 a) {
     return m;
 }
 
+inline int32_t _mm512_reduce_add_epi32(__m512i a) {
+    const Ints512 v = (Ints512)a;
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) sum += v[i];
+    return sum;
+}
+
+inline __m128i _mm256_cvtepi16_epi8(__m256i a) {
+    int16_t wide[16];
+    int8_t narrow[16];
+    std::memcpy(wide, &a, 32);
+    for (int i = 0; i < 16; i++) narrow[i] = (int8_t)wide[i];
+    __m128i r;
+    std::memcpy(&r, narrow, 16);
+    return r;
+}
+
 inline __m512 _mm512_cvtph_ps(__m256i a) {
     uint16_t h[16];
     std::memcpy(h, &a, 32);

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.test_native import backend, packed
+from tests.kernels.test_native import KINDS, backend, inputs_of, packed
 from tests.kernels.test_processors import MINGW
 from vantage.errors import BadInput
 from vantage.kernels.native import MatrixUnit, Native, built_ahead, native
@@ -42,8 +42,8 @@ NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": 
 @pytest.mark.parametrize(
     ("machine", "features", "name", "units"),
     [
-        ("x86_64", VNNI | MATRIX_UNITS["AMX"], "x86_64-amx", "1"),
-        ("x86_64", VNNI | MATRIX_UNITS["AMX"], "x86_64-avx512-vnni", None),
+        ("x86_64", VNNI | MATRIX_UNITS["AMX"], "x86_64-amx", None),
+        ("x86_64", VNNI | MATRIX_UNITS["AMX"], "x86_64-avx512-vnni", "0"),
         ("x86_64", VNNI | {"sse2"}, "x86_64-avx512-vnni", "1"),
         ("x86_64", AVX512, "x86_64-avx512", None),
         ("x86_64", AVX512 - {"avx512bw"}, "x86_64-avx2", None),
@@ -52,7 +52,7 @@ NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": 
         ("x86_64", frozenset[str](), "x86_64-plain", None),
         ("aarch64", frozenset(["asimd"]), "aarch64-neon", None),
         ("aarch64", DOT | MATRIX_UNITS["i8mm"], "aarch64-neon-i8mm", "1"),
-        ("aarch64", DOT | MATRIX_UNITS["i8mm"], "aarch64-neon-dot", "0"),
+        ("aarch64", DOT | MATRIX_UNITS["i8mm"], "aarch64-neon-dot", None),
         ("riscv64", frozenset[str](), None, None),
     ],
 )
@@ -140,19 +140,25 @@ def disassembled(library: Path, compiler: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not processor_features() >= VNNI, reason="the rest of that library needs AVX-512 with VNNI")
-def test_a_system_that_does_not_lend_the_tiles_gets_dot_products(folder: Path):
+def test_tiles_have_the_bits_of_dot_products_that_run_where_the_system_lends_none(folder: Path):
     path = build("x86_64-amx")
     if path is None or backend is None:
         pytest.skip("no compiler here")
     tiles = Native(ctypes.CDLL(str(path)))
+    dots_path = build("x86_64-avx512-vnni")
+    assert dots_path is not None
+    dots = Native(ctypes.CDLL(str(dots_path)))
     has_tiles = processor_features() >= MATRIX_UNITS["AMX"]
     assert tiles.matrix_unit == (MatrixUnit.AMX if has_tiles else MatrixUnit.NONE)
-    assert backend.matrix_unit is MatrixUnit.NONE  # nobody asked for it
-    weight = packed("Q4_K", 70, 512)
-    x = torch.randn(47, 512)
-    exact, fast = (tiles.linear(weight.matrix(), x, fast=fast) for fast in (False, True))
-    assert torch.equal(fast, backend.linear(weight.matrix(), x, fast=True))
-    assert not torch.equal(fast, exact)
+    assert dots.matrix_unit is MatrixUnit.NONE
+    for kind in KINDS:
+        inputs = inputs_of(kind, 2)
+        weight, x = packed(kind, 70, inputs), torch.randn(47, inputs)
+        exact, fast = (tiles.linear(weight.matrix(), x, fast=fast) for fast in (False, True))
+        assert torch.equal(exact, dots.linear(weight.matrix(), x))
+        assert torch.equal(fast, dots.linear(weight.matrix(), x, fast=True))
+        if kind == "Q4_K":
+            assert not torch.equal(fast, exact)
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def test_products(program: list[str], kind: str):
         assert torch.equal(y, alone[:m])  # a row's result is that of the row alone
 
 
-def fast_product(program: list[str], kind: str, m: int, inputs: int, *, fast: bool = True) -> bytes:
+def product(program: list[str], kind: str, m: int, inputs: int, *, fast: bool) -> bytes:
     outputs = 70  # a last panel that is not full
     raw, format = rows(kind, outputs, inputs), Format[kind]
     x = torch.randn(m, inputs, generator=torch.Generator().manual_seed(m))
@@ -193,13 +193,21 @@ def test_matrix_units_have_the_bits_of_dot_products(programs, name: str):
     unit, dots = programs(name), programs(WITHOUT_UNIT[name])
     assert np.frombuffer(ask(unit, UNIT, []), np.int32).tolist() == [PROCESSORS[name].unit]
     assert np.frombuffer(ask(dots, UNIT, []), np.int32).tolist() == [MatrixUnit.NONE]
-    for kind in BYTE_KINDS:  # registers full of rows, and some rows more
+    for kind in KINDS:  # registers full of rows, and some rows more
         of = kind, 47, inputs_of(kind, 2)
-        assert fast_product(unit, *of) == fast_product(dots, *of)
-        assert fast_product(unit, *of) != fast_product(unit, *of, fast=False)
+        for fast in (False, True):
+            assert product(unit, *of, fast=fast) == product(dots, *of, fast=fast)
+        assert (product(unit, *of, fast=True) != product(unit, *of, fast=False)) == (kind in BYTE_KINDS)
     # rows for no register; for one; in two pieces; and a second panel, of few inputs
-    for kind, m, inputs in (("Q4_1", 13, 64), ("Q4_0", 16, 64), ("Q4_1", 98, 576), ("Q6_K", 34, 768)):
-        assert fast_product(unit, kind, m, inputs) == fast_product(dots, kind, m, inputs)
+    for kind, m, inputs in (
+        ("Q4_1", 13, 64),
+        ("Q4_0", 16, 64),
+        ("Q4_1", 98, 576),
+        ("Q6_K", 34, 768),
+        ("Q8_0", 300, 64),
+    ):
+        for fast in (False, True):
+            assert product(unit, kind, m, inputs, fast=fast) == product(dots, kind, m, inputs, fast=fast)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import warnings
 from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int32, c_int64, c_void_p
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vantage.errors import VantageError
-from vantage.kernels.native.build import CannotBuild, load, matrix_units_wanted
+from vantage.kernels.native.build import CannotBuild, load
 from vantage.kernels.native.huge_pages import use_huge_pages_later
 
 MAX_ROWS_AS_ONE = 12  # rows that are computed as one is, whoever asks for fast products; see linear.h
@@ -42,7 +43,7 @@ class Format(IntEnum):
 
 
 class MatrixUnit(IntEnum):
-    """What makes the sums of fast products, where it is no dot product; see matrix_units.h."""
+    """What multiplies many rows, where it is no dot product; see amx.h and matrix_units.h."""
 
     NONE = 0
     I8MM = 1
@@ -284,7 +285,7 @@ def native() -> Native | None:
     """The backend; ``None`` where it cannot be built, which is said once."""
     try:
         backend = Native(load())
-        if matrix_units_wanted() and backend.matrix_unit is MatrixUnit.NONE:
+        if os.environ.get("VANTAGE_MATRIX_UNITS") == "1" and backend.matrix_unit is MatrixUnit.NONE:
             warnings.warn(
                 "VANTAGE_MATRIX_UNITS=1, but there is neither i8mm nor AMX that the system lets this process use; "
                 "dot products run in their place",

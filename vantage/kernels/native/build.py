@@ -29,6 +29,7 @@ except ImportError:  # Windows
 
 HERE = Path(__file__).parent
 HEADERS = (
+    "amx.h",
     "attend.h",
     "bytes.h",
     "choose.h",
@@ -52,7 +53,7 @@ THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
 # more. Its own libraries are linked in.
 WINDOWS = ("-static", "-Wa,-muse-unaligned-vector-move")
 VERSION = 6  # what vantage_version() answers
-# Matrix units of processors, in Linux's words. Kernels for them are written, and have not run on such a processor.
+# Matrix units of processors, in Linux's words.
 MATRIX_UNITS = {"AMX": frozenset(["amx_tile", "amx_int8"]), "i8mm": frozenset(["i8mm"])}
 EMULATED = ("aarch64", "arm64")  # machines on whose processors the kernels have not run
 WITH_MATRIX_UNITS = ("-DVANTAGE_MATRIX_UNITS",)
@@ -68,16 +69,20 @@ def enabled() -> bool:
 
 
 def matrix_units_wanted() -> bool:
-    """They have not run on a processor of their own, so they are off until somebody asks for them."""
-    return os.environ.get("VANTAGE_MATRIX_UNITS") == "1"
+    """AMX is used unless it is turned off; i8mm has run under an emulator only, so somebody has to ask for it."""
+    setting = os.environ.get("VANTAGE_MATRIX_UNITS")
+    return setting == "1" or (setting != "0" and platform.machine() not in EMULATED)
 
 
 def unused_matrix_units(features: frozenset[str]) -> dict[str, str]:
     """Those that a processor with these features has and the kernels leave alone: why, by name."""
     if matrix_units_wanted():
         return {}
-    why = "off, as it has not run on such a processor: VANTAGE_MATRIX_UNITS=1 turns it on, for prompts with fast=True"
-    return {name: why for name, needed in MATRIX_UNITS.items() if needed <= features}
+    why = {
+        "AMX": "VANTAGE_MATRIX_UNITS=0 turns it off",
+        "i8mm": "off, as it ran in an emulator only: VANTAGE_MATRIX_UNITS=1 turns it on, for prompts with fast=True",
+    }
+    return {name: why[name] for name, needed in MATRIX_UNITS.items() if needed <= features}
 
 
 def load() -> ctypes.CDLL:

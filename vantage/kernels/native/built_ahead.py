@@ -94,7 +94,7 @@ def build(name: str) -> Path | None:
 
 
 def find_library(features: frozenset[str]) -> Path | None:
-    """The best that was built for a processor of this machine with these features; with a matrix unit if asked for."""
+    """The best that was built for a processor of this machine with these features."""
     if sys.platform != "linux":
         return None
     here = [name for name, target in TARGETS.items() if target.machine == platform.machine()]

@@ -36,21 +36,25 @@ constexpr bool HAS_BYTES = HAS_DOT;
 #endif
 
 inline void round_row(const float* x, int inputs, RoundedBytes* to) {
-    constexpr int PLACE[4] = {0, 2, 1, 3};
     for (int b = 0; b < inputs / BLOCK; b++, x += BLOCK, to++) {
         floats top = all(0);
         for (int i = 0; i < BLOCK; i += WIDTH) top = max(top, max(load(x + i), -load(x + i)));
         const float most = greatest(top), inverse = most > 0 ? 127.0f / most : 0.0f;
-        to->scale = most / 127.0f;
-        for (int h = 0; h < 2; h++) {
-            int32_t total = 0;
-            for (int i = h * BLOCK / 2; i < (h + 1) * BLOCK / 2; i++) {
-                const int32_t n = (int32_t)((x[i] * inverse + 12582912.0f) - 12582912.0f);
-                to->x[i / 4 * 4 + PLACE[i % 4]] = (int8_t)n;
-                total += n;
-            }
-            to->totals[h] = total, to->sums[h] = to->scale * (float)total;
+        ints halves[2] = {};
+        for (int i = 0; i < BLOCK; i += WIDTH) {
+            const ints n = __builtin_convertvector((load(x + i) * inverse + 12582912.0f) - 12582912.0f, ints);
+            const bytes narrow = __builtin_convertvector(n, bytes);
+            std::memcpy(to->x + i, &narrow, sizeof narrow);
+            halves[i / (BLOCK / 2)] += n;
         }
+        for (int i = 0; i < BLOCK; i += 4) {  // the two in the middle change places
+            uint32_t four;
+            std::memcpy(&four, to->x + i, 4);
+            four = (four & 0xff0000ff) | (four & 0xff00) << 8 | (four >> 8 & 0xff00);
+            std::memcpy(to->x + i, &four, 4);
+        }
+        to->scale = most / 127.0f;
+        for (int h = 0; h < 2; h++) to->totals[h] = sum(halves[h]), to->sums[h] = to->scale * (float)to->totals[h];
         to->total = to->totals[0] + to->totals[1], to->sum = to->scale * (float)to->total;
     }
 }
@@ -122,14 +126,12 @@ void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, i
         ints s[M][PANEL];
         for (int m = 0; m < M; m++)
             for (int v = 0; v < PANEL; v++)
-                s[m][v] = all_ints(-F::OFFSET * (F::PARTS == 1 ? block[m * blocks].total : block[m * blocks].totals[part]));
+                s[m][v] = initial_sum<F::PARTS>(block[m * blocks], part, F::OFFSET);
         Sums::template add<GROUPS, M>(panel, b, part, block, blocks, s);
         for (int m = 0; m < M; m++)
-            for (int v = 0; v < PANEL; v++) {
-                const RoundedBytes& row = block[m * blocks];
-                total[m][v] = fused(to_floats(s[m][v]), panel.scales[b][v] * row.scale, total[m][v]);
-                if (F::MINIMUM) total[m][v] = fused(panel.minima[b][v], all(F::PARTS == 1 ? row.sum : row.sums[part]), total[m][v]);
-            }
+            for (int v = 0; v < PANEL; v++)
+                total[m][v] = scaled<F::PARTS, F::MINIMUM>(total[m][v], s[m][v], panel.scales[b][v], panel.minima[b][v],
+                                                           block[m * blocks], part);
     }
 }
 
@@ -137,36 +139,14 @@ template <class F>
 void byte_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedBytes* x, float* room) {
     using Sums = ByteSums<F>;
     constexpr int STEP = ByteForm<F>::HELD < ByteForm<F>::GROUPS ? TILE / 2 : TILE;  // two sums for each need more registers
-    const Groups<F> groups(w);
     const int64_t blocks = w.inputs / BLOCK;
-    const TileRegisters<ByteForm<F>::GROUPS> tiles{};
-    Panel& panel = *(Panel*)room;
-    floats(*total)[PANEL] = (floats(*)[PANEL])(room + sizeof(Panel) / sizeof(float));
-    const int last = std::min(end, (w.outputs + WIDTH - 1) / WIDTH * WIDTH);
-    for (int out = begin; out < last; out += PANEL * WIDTH) {
-        const int vectors = std::min(PANEL, (last - out) / WIDTH);
-        if (vectors < PANEL) std::memset((void*)&panel, 0, sizeof panel);
-        for (int m = 0; m < r.m; m++)
-            for (int v = 0; v < PANEL; v++) total[m][v] = all(0);
-        for (int64_t k = 0; k < w.inputs; k += PANEL_INPUTS) {
-            const int64_t upto = std::min<int64_t>(w.inputs, k + PANEL_INPUTS);
-            const int count = (int)((upto - k) / BLOCK);
-            unpack<F>(groups, out, vectors, k, upto, panel);
-            for (int i = 0; i < count * 8; i++)  // four inputs in a word: in place, as what is read comes later
-                for (int v = 0; v < vectors; v++) panel.pairs[i][v] = panel.pairs[2 * i][v] | panel.pairs[2 * i + 1][v] << 8;
-            Sums::arrange(panel, count * 8, vectors);
-            const RoundedBytes* first = x + k / BLOCK;
-            int m = 0;
-            if constexpr (HAS_TILES)
-                for (; tiles.ready && m + REGISTER_ROWS <= r.m; m += REGISTER_ROWS)
-                    multiply_byte_panel<F, TileSums, REGISTER_ROWS>(panel, count, first + m * blocks, blocks, total + m);
-            for (; m + STEP <= r.m; m += STEP) multiply_byte_panel<F, Sums, STEP>(panel, count, first + m * blocks, blocks, total + m);
-            for (; m < r.m; m++) multiply_byte_panel<F, Sums, 1>(panel, count, first + m * blocks, blocks, total + m);
-        }
-        for (int m = 0; m < r.m; m++)
-            for (int v = 0; v < vectors; v++)
-                finish(r, m, out + v * WIDTH, w.outputs - out - v * WIDTH, total[m][v], w.bias);
-    }
+    many_panels<F, true>(w, begin, end, r, room, [&](Panel& panel, int vectors, int64_t k, int count, floats(*total)[PANEL]) {
+        Sums::arrange(panel, count * 8, vectors);
+        const RoundedBytes* first = x + k / BLOCK;
+        int m = 0;
+        for (; m + STEP <= r.m; m += STEP) multiply_byte_panel<F, Sums, STEP>(panel, count, first + m * blocks, blocks, total + m);
+        for (; m < r.m; m++) multiply_byte_panel<F, Sums, 1>(panel, count, first + m * blocks, blocks, total + m);
+    });
 }
 
 using ByteProduct = void(const Matrix& w, int begin, int end, const Rows& r, const RoundedBytes* rounded, float* room);

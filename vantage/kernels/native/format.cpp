@@ -1,4 +1,5 @@
 // The kernels of some formats. Compiled once for every group of them (VANTAGE_PART), at the same time.
+#include "amx.h"
 #include "bytes.h"
 #include "repack.h"
 #include "sixteen.h"
@@ -10,6 +11,8 @@ namespace vantage {
     extern Lookup row_##NAME;                                                                           \
     extern ByteProduct* const bytes_##NAME;                                                             \
     ByteProduct* const bytes_##NAME = byte_product<Form##NAME>();                                       \
+    extern TileProduct* const tiles_##NAME;                                                             \
+    TileProduct* const tiles_##NAME = tiles_of<Form##NAME>();                                           \
     bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);             \
     void product_##NAME(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* x, float* room) { \
         quantised<Form##NAME>(w, begin, end, r, x, room);                                               \
@@ -24,6 +27,8 @@ namespace vantage {
     extern Lookup row_##NAME;                                                                           \
     extern ByteProduct* const bytes_##NAME;                                                             \
     ByteProduct* const bytes_##NAME = nullptr;                                                          \
+    extern TileProduct* const tiles_##NAME;                                                             \
+    TileProduct* const tiles_##NAME = nullptr;                                                          \
     bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);             \
     void product_##NAME(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock*, float* room) { \
         sixteen<Form##NAME>(w, begin, end, r, room);                                                    \

@@ -19,6 +19,10 @@ constexpr int PANEL = 2;                      // vectors of outputs that many ro
 constexpr int PANEL_INPUTS = 512;             // of a panel: with a tile of rows it fits the first cache
 constexpr int TILE = WIDTH == 8 ? 6 : 12;     // rows that meet a panel at a time: two sums for each in registers
 constexpr int FEW = 12;                       // rows for which weights are unpacked in registers, four at a time
+constexpr int ROWS_AHEAD = 16;                // whose outputs are asked for before they are written
+constexpr int REGISTER_ROWS = 16;             // of a matrix unit (amx.h): sums of many rows have room for a multiple of it
+
+inline int64_t in_registers(int64_t rows) { return (rows + REGISTER_ROWS - 1) / REGISTER_ROWS * REGISTER_ROWS; }
 
 struct Rows {  // the activations of one call
     const float* x;
@@ -55,11 +59,7 @@ inline void round_row(const float* x, int inputs, RoundedBlock* to) {
             halves[i / (BLOCK / 2)] += n;
         }
         to->scale = most / 32767.0f;
-        for (int h = 0; h < 2; h++) {
-            int32_t total = 0;
-            for (int i = 0; i < WIDTH; i++) total += halves[h][i];
-            to->totals[h] = total, to->sums[h] = to->scale * (float)total;
-        }
+        for (int h = 0; h < 2; h++) to->totals[h] = sum(halves[h]), to->sums[h] = to->scale * (float)to->totals[h];
         to->total = to->totals[0] + to->totals[1], to->sum = to->scale * (float)to->total;
     }
 }
@@ -75,16 +75,20 @@ inline void finish(const Rows& r, int row, int out, int count, floats acc, const
 }
 
 // What the sums begin with: the offset of the numbers, times the activations.
-template <int PARTS>
-inline ints initial_sum(const RoundedBlock& x, int part, int offset) {
+template <int PARTS, class Block>
+inline ints initial_sum(const Block& x, int part, int offset) {
     return all_ints(-offset * (PARTS == 1 ? x.total : x.totals[part]));
 }
 
 // What a part adds to an output: its whole number times both scales, and the minimum times the inputs' sum.
-template <int PARTS, bool MINIMUM>
-inline floats scaled(floats acc, ints s, floats scale, floats minimum, const RoundedBlock& x, int part) {
-    acc = fused(to_floats(s), scale * x.scale, acc);
-    return MINIMUM ? fused(minimum, all(PARTS == 1 ? x.sum : x.sums[part]), acc) : acc;
+template <bool MINIMUM>
+inline floats scaled(floats acc, ints s, floats scale, floats minimum, float x_scale, float x_sum) {
+    acc = fused(to_floats(s), scale * x_scale, acc);
+    return MINIMUM ? fused(minimum, all(x_sum), acc) : acc;
+}
+template <int PARTS, bool MINIMUM, class Block>
+inline floats scaled(floats acc, ints s, floats scale, floats minimum, const Block& x, int part) {
+    return scaled<MINIMUM>(acc, s, scale, minimum, x.scale, PARTS == 1 ? x.sum : x.sums[part]);
 }
 
 // Whether one row's weights are asked for into the first cache, in the order of memory. With 48 KB (Zen 5) a product
@@ -218,7 +222,15 @@ struct Panel {
     floats scales[PANEL_INPUTS / 16][PANEL], minima[PANEL_INPUTS / 16][PANEL];
 };
 
-template <class F>
+// Inputs 4P to 4P + 3 of WIDTH outputs as bytes, in the order 0, 2, 1, 3.
+template <class F, int P>
+inline ints four_bytes(const uint8_t* numbers) {
+    constexpr int32_t BYTES = F::LOW == 8 || F::TABLE ? 0x00ff00ff : -1;  // numbers with a sign fill 16 bits
+    return (F::template pair<2 * P>(numbers) & BYTES) | (F::template pair<2 * P + 1>(numbers) & BYTES) << 8;
+}
+
+// FOURS: bytes, in the first half of the pairs' place.
+template <class F, bool FOURS>
 void unpack(const Groups<F>& groups, int out, int vectors, int64_t begin, int64_t end, Panel& panel) {
     for (int v = 0; v < vectors; v++) {
         const int64_t group = (out + v * WIDTH) / LANES;
@@ -228,7 +240,8 @@ void unpack(const Groups<F>& groups, int out, int vectors, int64_t begin, int64_
             const uint8_t* base = groups.first(group) + i / PER * groups.step(group);
             const uint8_t* numbers = base + F::SCALES + i % PER * F::NUMBERS + 4 * lane;
             const int64_t at = i - begin / BLOCK;
-            for_each_from<0, 16>([&](auto p) { panel.pairs[at * 16 + p][v] = F::template pair<p>(numbers); });
+            if constexpr (FOURS) for_each_from<0, 8>([&](auto p) { panel.pairs[at * 8 + p][v] = four_bytes<F, p>(numbers); });
+            else for_each_from<0, 16>([&](auto p) { panel.pairs[at * 16 + p][v] = F::template pair<p>(numbers); });
             for (int part = 0; part < F::PARTS; part++) {
                 const int sub = (int)(i % PER) * F::PARTS + part;
                 panel.scales[at * F::PARTS + part][v] = F::scale(base, lane, sub);
@@ -289,8 +302,10 @@ extern template void multiply_rows<2, false>(const Panel&, int, int, int, const 
 extern template void multiply_rows<2, true>(const Panel&, int, int, int, const RoundedBlock*, int64_t, floats (*)[PANEL]);
 #endif
 
-template <class F>
-void many_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* x, int64_t blocks, float* room) {
+// Outputs [begin, end) of many rows, panel by panel. multiply(panel, vectors, k, count, total) adds to the sums of all rows
+// what ``count`` blocks from input k on make.
+template <class F, bool FOURS, class Multiply>
+void many_panels(const Matrix& w, int begin, int end, const Rows& r, float* room, Multiply&& multiply) {
     const Groups<F> groups(w);
     Panel& panel = *(Panel*)room;
     floats(*total)[PANEL] = (floats(*)[PANEL])(room + sizeof(Panel) / sizeof(float));
@@ -298,19 +313,30 @@ void many_rows(const Matrix& w, int begin, int end, const Rows& r, const Rounded
     for (int out = begin; out < last; out += PANEL * WIDTH) {
         const int vectors = std::min(PANEL, (last - out) / WIDTH);
         if (vectors < PANEL) std::memset((void*)&panel, 0, sizeof panel);
-        for (int m = 0; m < r.m; m++)
+        for (int64_t m = 0; m < in_registers(r.m); m++)
             for (int v = 0; v < PANEL; v++) total[m][v] = all(0);
         for (int64_t k = 0; k < w.inputs; k += PANEL_INPUTS) {
             const int64_t upto = std::min<int64_t>(w.inputs, k + PANEL_INPUTS);
-            unpack<F>(groups, out, vectors, k, upto, panel);
-            for (int m = 0; m < r.m; m += TILE)
-                multiply_rows<F::PARTS, F::MINIMUM>(panel, std::min(TILE, r.m - m), (int)((upto - k) / BLOCK), F::OFFSET,
-                                                x + m * blocks + k / BLOCK, blocks, total + m);
+            unpack<F, FOURS>(groups, out, vectors, k, upto, panel);
+            multiply(panel, vectors, k, (int)((upto - k) / BLOCK), total);
         }
-        for (int m = 0; m < r.m; m++)
+        for (int m = 0; m < r.m; m++) {
+            // no processor foresees rows that lie so far apart
+            if (m + ROWS_AHEAD < r.m)
+                for (int i = 0; i < PANEL * WIDTH; i += 16) fetch_to_write(r.y + (m + ROWS_AHEAD) * r.ldy + out + i);
             for (int v = 0; v < vectors; v++)
                 finish(r, m, out + v * WIDTH, w.outputs - out - v * WIDTH, total[m][v], w.bias);
+        }
     }
+}
+
+template <class F>
+void many_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedBlock* x, int64_t blocks, float* room) {
+    many_panels<F, false>(w, begin, end, r, room, [&](Panel& panel, int, int64_t k, int count, floats(*total)[PANEL]) {
+        for (int m = 0; m < r.m; m += TILE)
+            multiply_rows<F::PARTS, F::MINIMUM>(panel, std::min(TILE, r.m - m), count, F::OFFSET,
+                                                x + m * blocks + k / BLOCK, blocks, total + m);
+    });
 }
 
 template <class F>
@@ -371,7 +397,7 @@ inline void dense(const Matrix& w, int begin, int end, const Rows& r) {
 }
 
 // For a panel and the sums of so many rows.
-inline int64_t room_floats(int64_t rows) { return (int64_t)sizeof(Panel) / 4 + rows * PANEL * WIDTH; }
+inline int64_t room_floats(int64_t rows) { return (int64_t)sizeof(Panel) / 4 + in_registers(rows) * PANEL * WIDTH; }
 
 // Row i of the matrix itself, (inputs): an embedding.
 template <class F>

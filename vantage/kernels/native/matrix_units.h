@@ -1,16 +1,11 @@
-// Products of 8 bits by a matrix unit: AMX on x86-64 (Linux), i8mm on aarch64. They give the whole numbers that dot
-// products give (bytes.h), so all that follows has the same bits.
+// Matrix units: which there are, and products of 8 bits by i8mm (aarch64). AMX (x86-64) is in amx.h. They give the whole numbers
+// that dot products give (bytes.h), so all that follows has the same bits.
 //
-// Neither has run on a processor of its own: i8mm ran under an emulator, AMX with its instructions in plain code. So they
-// are compiled only with VANTAGE_MATRIX_UNITS, which whoever builds asks for (build.py).
+// i8mm has run under an emulator only. They are compiled with VANTAGE_MATRIX_UNITS (build.py).
 #pragma once
 #include "linear.h"
 #if defined(VANTAGE_MATRIX_UNITS) && defined(VANTAGE_AVX512) && (defined(__AMX_INT8__) || defined(VANTAGE_INTRINSICS))
 #define VANTAGE_AMX 1
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #elif defined(VANTAGE_MATRIX_UNITS) && defined(VANTAGE_NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
 #define VANTAGE_I8MM 1
 #endif
@@ -67,92 +62,5 @@ struct MatrixSums {  // two rows and two outputs of eight inputs in one instruct
     }
 };
 #endif
-
-constexpr int REGISTER_ROWS = 16;  // of a tile register
-
-#if defined(VANTAGE_AMX)
-constexpr bool HAS_TILES = true;
-
-// Linux gives the registers, 8 KiB for each thread, to a process that asks for them; once is enough, for all threads.
-inline bool tiles_permitted() {
-#if defined(VANTAGE_INTRINSICS)
-    return true;
-#elif defined(__linux__)
-    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
-    static const bool permitted = !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA);
-    return permitted;
-#else
-    return false;
-#endif
-}
-
-struct TileConfig {  // as the processor reads it
-    uint8_t palette, first_row, unused[14];
-    uint16_t bytes[16];  // of a row
-    uint8_t rows[16];
-};
-static_assert(sizeof(TileConfig) == 64, "as the processor reads it");
-
-// The registers, set up for inputs of GROUPS words; where they are not permitted, not ready. Sums are those of 16 rows and 16
-// outputs. A register's row would hold 64 inputs; weights have a scale for every 32 or 16 of them, and no sum goes further.
-template <int GROUPS>
-struct TileRegisters {
-    static_assert(PANEL == 2 && WIDTH == REGISTER_ROWS, "sums are in 0 and 1, rows in 2, weights in 3 and 4");
-    const bool ready = tiles_permitted();
-    TileRegisters() {
-        if (!ready) return;
-        alignas(64) TileConfig config{};
-        config.palette = 1;
-        for (int i = 0; i < 5; i++) config.rows[i] = i < 3 ? REGISTER_ROWS : GROUPS, config.bytes[i] = i == 2 ? 4 * GROUPS : 64;
-        before_tiles(&config);
-        _tile_loadconfig(&config);
-    }
-    ~TileRegisters() {
-        if (ready) _tile_release();
-    }
-    TileRegisters(const TileRegisters&) = delete;
-
-    // GCC before 14 does not know what these instructions read: what was written must lie in memory by then.
-    static inline void before_tiles(const void* read) { asm volatile("" : : "r"(read) : "memory"); }
-};
-
-struct TileSums {
-    template <int GROUPS, int M>
-    static inline void add(const Panel& panel, int b, int part, const RoundedBytes* block, int64_t blocks, ints (&s)[M][PANEL]) {
-        static_assert(M == REGISTER_ROWS, "all rows of a register");
-        const ints(*w)[PANEL] = panel.pairs + b * GROUPS;
-        ints sums[M][PANEL];
-        TileRegisters<GROUPS>::before_tiles(w);
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_loadd(2, block->x + 4 * part * GROUPS, blocks * sizeof *block);
-        _tile_loadd(3, w[0], sizeof w[0]);
-        _tile_loadd(4, w[0] + 1, sizeof w[0]);
-        _tile_dpbssd(0, 2, 3);  // numbers without a sign have 6 bits at most
-        _tile_dpbssd(1, 2, 4);
-        _tile_stored(0, sums[0], sizeof sums[0]);
-        _tile_stored(1, sums[0] + 1, sizeof sums[0]);
-        for (int m = 0; m < M; m++)
-            for (int v = 0; v < PANEL; v++) s[m][v] += sums[m][v];
-    }
-};
-#else
-constexpr bool HAS_TILES = false;
-template <int GROUPS> struct TileRegisters {};
-struct TileSums;
-#endif
-
-enum MatrixUnit : int { NO_UNIT, I8MM, AMX };
-
-// The unit that products of 8 bits use, now that the system was asked.
-inline MatrixUnit matrix_unit() {
-#if defined(VANTAGE_I8MM)
-    return I8MM;
-#elif defined(VANTAGE_AMX)
-    return tiles_permitted() ? AMX : NO_UNIT;
-#else
-    return NO_UNIT;
-#endif
-}
 
 }  // namespace vantage

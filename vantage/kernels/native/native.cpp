@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 #include <vector>
+#include "amx.h"
 #include "attend.h"
 #include "bytes.h"
 #include "choose.h"
@@ -26,6 +27,7 @@ struct Kernels {  // of a format (format.cpp)
     Product* product;
     Lookup* row;
     ByteProduct* const* bytes;  // which is null where there is none
+    TileProduct* const* tiles;  // the same
     bool (*repack)(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);
 };
 
@@ -33,8 +35,9 @@ struct Kernels {  // of a format (format.cpp)
     extern Product product_##NAME; \
     extern Lookup row_##NAME;      \
     extern ByteProduct* const bytes_##NAME; \
+    extern TileProduct* const tiles_##NAME; \
     bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);
-#define VANTAGE_KERNELS(NAME) {product_##NAME, row_##NAME, &bytes_##NAME, repack_##NAME}
+#define VANTAGE_KERNELS(NAME) {product_##NAME, row_##NAME, &bytes_##NAME, &tiles_##NAME, repack_##NAME}
 VANTAGE_FORMAT(Q8_0) VANTAGE_FORMAT(Q4_0) VANTAGE_FORMAT(Q4_1) VANTAGE_FORMAT(Q5_0) VANTAGE_FORMAT(Q5_1)
 VANTAGE_FORMAT(Q2_K) VANTAGE_FORMAT(Q3_K) VANTAGE_FORMAT(Q4_K) VANTAGE_FORMAT(Q5_K) VANTAGE_FORMAT(Q6_K)
 VANTAGE_FORMAT(IQ4_NL) VANTAGE_FORMAT(IQ4_XS) VANTAGE_FORMAT(MXFP4) VANTAGE_FORMAT(F16) VANTAGE_FORMAT(BF16)
@@ -87,10 +90,10 @@ struct ProgramCall {
     int64_t shown_keys;   // at least those that are held and new, up to a multiple of STEP
 };
 
-constexpr int QUERY_TOKENS = 8;  // tokens of a prompt that one piece takes
-constexpr int ROW_UNIT = HAS_TILES ? 48 : TILE;         // rows of a piece are multiples of it, and so of every tile
-constexpr int MOST_ROWS = HAS_TILES ? 144 : 132;        // that one piece of a product takes
-static_assert(ROW_UNIT % TILE == 0 && MOST_ROWS % ROW_UNIT == 0 && (!HAS_TILES || ROW_UNIT % REGISTER_ROWS == 0));
+constexpr int QUERY_TOKENS = 16;  // tokens of a prompt that one piece takes
+constexpr int ROW_UNIT = HAS_TILES ? REGISTER_ROWS : TILE;  // rows of a piece are multiples of it
+constexpr int MOST_ROWS = HAS_TILES ? 256 : 132;            // that one piece of a product takes
+static_assert(MOST_ROWS % ROW_UNIT == 0);
 
 struct Memory {  // of one thread, aligned for vectors
     static constexpr std::align_val_t ALIGNMENT{64};
@@ -338,7 +341,7 @@ struct Cut {
 Cut cut(const Matrix& w, int64_t m, int threads) {
     int64_t rows = m;
     if (m > 4 * TILE) {  // enough for every thread, and weights that are unpacked for many
-        const int64_t even = (m / (2 * threads) + ROW_UNIT) / ROW_UNIT * ROW_UNIT;
+        const int64_t units = (HAS_TILES ? 1 : 2) * threads * ROW_UNIT, even = (m + units - 1) / units * ROW_UNIT;
         rows = std::max<int64_t>(4 * TILE, std::min<int64_t>(even, MOST_ROWS));
     }
     const int64_t row_pieces = (m + rows - 1) / rows;
@@ -360,9 +363,15 @@ bool takes_bytes(const Matrix& w, const ProgramCall& c) {
     return c.fast && c.rows * c.tokens > FEW && rounds_activations(w) && *kernels(w).bytes;
 }
 
+// Whether so many rows go through AMX's registers.
+bool takes_tiles(const Matrix& w, int64_t rows) {
+    return rows > FEW && rounds_activations(w) && *kernels(w).tiles && tiles_permitted();
+}
+
 template <class Block>
-void round_rows(const Rows& rows, int inputs, float* to) {
-    for (int64_t i = 0; i < rows.m; i++) round_row(rows.x + i * rows.ldx, inputs, (Block*)to + i * (inputs / BLOCK));
+void round_rows(const Rows& rows, const Matrix& w, float* to) {
+    if (takes_tiles(w, rows.m)) return round_tiles<Block>(rows, w.inputs, (TileBlock*)to);
+    for (int64_t i = 0; i < rows.m; i++) round_row(rows.x + i * rows.ldx, w.inputs, (Block*)to + i * (w.inputs / BLOCK));
 }
 
 // The rows of a product, rounded where its weights are quantised. They stay with the worker for its next piece.
@@ -381,8 +390,7 @@ void prepare(const Stage& stage, const ProgramCall& c, const Matrix& w, int64_t 
     if (!ready) worker.has_rounded = 0;
     const int bits = !rounds_activations(w) ? 0 : takes_bytes(w, c) ? 8 : 16;
     if (bits && worker.has_rounded != bits) {
-        bits == 8 ? round_rows<RoundedBytes>(rows, w.inputs, worker.rounded.data)
-                  : round_rows<RoundedBlock>(rows, w.inputs, worker.rounded.data);
+        bits == 8 ? round_rows<RoundedBytes>(rows, w, worker.rounded.data) : round_rows<RoundedBlock>(rows, w, worker.rounded.data);
         worker.has_rounded = bits;
     }
     worker.prepared_for = source, worker.prepared_from = first;
@@ -399,7 +407,8 @@ void product(const Stage& stage, const ProgramCall& c, int64_t task, Worker& wor
     prepare(stage, c, w, first, rows, worker);
     const float* rounded = worker.rounded.data;
     const int to = (int)((end + LANES - 1) / LANES * LANES);
-    if (takes_bytes(w, c)) (*kernels(w).bytes)(w, (int)begin, to, rows, (const RoundedBytes*)rounded, worker.room.data);
+    if (takes_tiles(w, m)) (*kernels(w).tiles)(w, (int)begin, to, rows, (const TileBlock*)rounded, !takes_bytes(w, c), worker.room.data);
+    else if (takes_bytes(w, c)) (*kernels(w).bytes)(w, (int)begin, to, rows, (const RoundedBytes*)rounded, worker.room.data);
     else if (is_packed(w)) kernels(w).product(w, (int)begin, to, rows, (const RoundedBlock*)rounded, worker.room.data);
     else dense(w, (int)begin, to, rows);
 }
@@ -471,7 +480,7 @@ void reserve(const ProgramCall& c, const std::vector<Stage>& all, int threads) {
             room = std::max(room, room_floats(stage.cut.rows));
             if (stage.before) rows = std::max(rows, stage.cut.rows * w.inputs);
             if (rounds_activations(w))
-                rounded = std::max(rounded, stage.cut.rows * (w.inputs / BLOCK) * (int64_t)sizeof(RoundedBlock) / 4);
+                rounded = std::max(rounded, in_registers(stage.cut.rows) * (w.inputs / BLOCK) * (int64_t)sizeof(RoundedBlock) / 4);
         } else if (op.kind == ATTEND) {
             const int64_t n = op.n[1] / op.n[2] * (few(op, c) ? c.tokens : (int64_t)QUERY_TOKENS);
             const int64_t each = partial_floats(op, c, n);
