@@ -176,36 +176,62 @@ void tile_product(const Matrix& w, int begin, int end, const Rows& r, const Tile
     wide ? tile_rows<F, true>(w, begin, end, r, x, room) : tile_rows<F, false>(w, begin, end, r, x, room);
 }
 
-inline void place_row(const RoundedBlock& from, TileBlock& to, int r) {
+// 32 inputs of 16 rows as round_row rounds them, to 16 bits (WIDE) or to 8. What is one number for a row is computed for
+// all of them at once.
+template <bool WIDE>
+inline void round_tile(const float* const (&rows)[REGISTER_ROWS], TileBlock& to) {
+    constexpr float MOST = WIDE ? 32767.0f : 127.0f;
+    constexpr int FOUR = 4;
     const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-    for (int i = 0; i < BLOCK; i += WIDTH) {
-        const __m256i x = _mm256_loadu_si256((const __m256i*)(from.x + i));
-        _mm_storeu_si128((__m128i*)(to.high[r] + i), _mm_shuffle_epi8(_mm256_cvtepi16_epi8(_mm256_srai_epi16(x, 8)), order));
-        _mm_storeu_si128((__m128i*)(to.low[r] + i), _mm_shuffle_epi8(_mm256_cvtepi16_epi8(x), order));
+    const auto place = [&](ints numbers, void* at) {
+        const bytes narrow = __builtin_convertvector(numbers, bytes);
+        _mm_storeu_si128((__m128i*)at, _mm_shuffle_epi8((__m128i)narrow, order));
+    };
+    alignas(64) float inverse[REGISTER_ROWS];
+    for (int r = 0; r < REGISTER_ROWS; r++) {
+        const floats one = load(rows[r]), other = load(rows[r] + WIDTH);
+        inverse[r] = greatest(max(max(one, -one), max(other, -other)));
+    }
+    const floats most = load(inverse), scale = most / MOST;
+    store(inverse, most > all(0) ? MOST / most : all(0));
+    floats begun[2][REGISTER_ROWS / FOUR];
+    for (int r = 0; r < REGISTER_ROWS; r += FOUR) {
+        floats halves[2][FOUR];
+        for (int k = 0; k < FOUR; k++)
+            for (int h = 0; h < 2; h++) {
+                const floats whole = rounded(load(rows[r + k] + h * WIDTH) * inverse[r + k]);
+                const ints numbers = __builtin_convertvector(whole, ints);
+                place(WIDE ? numbers >> 8 : numbers, to.high[r + k] + h * WIDTH);
+                if (WIDE) place(numbers, to.low[r + k] + h * WIDTH);
+                halves[h][k] = whole;
+            }
+        for (int h = 0; h < 2; h++) begun[h][r / FOUR] = sums_begun(halves[h][0], halves[h][1], halves[h][2], halves[h][3]);
+    }
+    const floats first = sums_ended(begun[0]), second = sums_ended(begun[1]), totals[3] = {first + second, first, second};  // exact
+    store(to.scale, scale);
+    for (int part = 0; part < 3; part++) {
+        const ints total = __builtin_convertvector(totals[part], ints);
+        std::memcpy(to.totals[part], &total, sizeof total);
+        store(to.sums[part], scale * totals[part]);
     }
 }
 
-inline void place_row(const RoundedBytes& from, TileBlock& to, int r) { std::memcpy(to.high[r], from.x, sizeof from.x); }
-
-// The rows of a product as registers take them: rounded to a Block, 16 rows of 32 inputs side by side. Rows that are
-// missing in the last 16 are zeros.
-template <class Block>
+// The rows of a product as registers take them: 16 rows of 32 inputs side by side. Rows that are missing in the last 16 are
+// zeros.
+template <bool WIDE>
 void round_tiles(const Rows& rows, int inputs, TileBlock* to) {
     constexpr float zeros[BLOCK] = {};
     for (int m = 0; m < rows.m; m += REGISTER_ROWS)
-        for (int i = 0; i < inputs; i += BLOCK, to++)
-            for (int r = 0; r < REGISTER_ROWS; r++) {
-                Block one;
-                round_row(m + r < rows.m ? rows.x + (m + r) * rows.ldx + i : zeros, BLOCK, &one);
-                place_row(one, *to, r);
-                to->scale[r] = one.scale, to->sums[0][r] = one.sum, to->totals[0][r] = one.total;
-                for (int h = 0; h < 2; h++) to->sums[1 + h][r] = one.sums[h], to->totals[1 + h][r] = one.totals[h];
-            }
+        for (int i = 0; i < inputs; i += BLOCK, to++) {
+            const float* from[REGISTER_ROWS];
+            for (int r = 0; r < REGISTER_ROWS; r++) from[r] = m + r < rows.m ? rows.x + (m + r) * rows.ldx + i : zeros;
+            round_tile<WIDE>(from, *to);
+        }
 }
 #else
 constexpr bool HAS_TILES = false;
 inline bool tiles_permitted() { return false; }
-template <class Block>
+template <bool WIDE>
 void round_tiles(const Rows&, int, TileBlock*) {}
 #endif
 

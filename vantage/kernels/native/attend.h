@@ -78,8 +78,10 @@ inline void keep(const float* x, int dim, int8_t* to, float* scale) {
     for (int d = 0; d < dim; d += WIDTH) top = max(top, max(load(x + d), -load(x + d)));
     *scale = greatest(top) / 127.0f;
     const float by = std::max(*scale, 1.17549435e-38f);  // a head of zeros has a scale of 0
-    // adding and subtracting 3 * 2^22 rounds to the nearest whole number
-    for (int d = 0; d < dim; d++) to[d] = (int8_t)((x[d] / by + 12582912.0f) - 12582912.0f);
+    for (int d = 0; d < dim; d += WIDTH) {
+        const bytes narrow = __builtin_convertvector(__builtin_convertvector(rounded(load(x + d) / by), ints), bytes);
+        std::memcpy(to + d, &narrow, sizeof narrow);
+    }
 }
 
 // Scores of N queries with all keys, (N, KEYS). A key is widened once for all of them, four keys at a time: their sums fit

@@ -42,7 +42,7 @@ inline void round_row(const float* x, int inputs, RoundedBytes* to) {
         const float most = greatest(top), inverse = most > 0 ? 127.0f / most : 0.0f;
         ints halves[2] = {};
         for (int i = 0; i < BLOCK; i += WIDTH) {
-            const ints n = __builtin_convertvector((load(x + i) * inverse + 12582912.0f) - 12582912.0f, ints);
+            const ints n = __builtin_convertvector(rounded(load(x + i) * inverse), ints);
             const bytes narrow = __builtin_convertvector(n, bytes);
             std::memcpy(to->x + i, &narrow, sizeof narrow);
             halves[i / (BLOCK / 2)] += n;

@@ -52,8 +52,7 @@ inline void round_row(const float* x, int inputs, RoundedBlock* to) {
         const float most = greatest(top), inverse = most > 0 ? 32767.0f / most : 0.0f;
         ints halves[2] = {};
         for (int i = 0; i < BLOCK; i += WIDTH) {
-            // adding and subtracting 3 * 2^22 rounds to the nearest whole number
-            const ints n = __builtin_convertvector((load(x + i) * inverse + 12582912.0f) - 12582912.0f, ints);
+            const ints n = __builtin_convertvector(rounded(load(x + i) * inverse), ints);
             const half_shorts narrow = __builtin_convertvector(n, half_shorts);
             std::memcpy(to->x + i, &narrow, sizeof narrow);
             halves[i / (BLOCK / 2)] += n;

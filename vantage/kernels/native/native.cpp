@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #include "amx.h"
@@ -370,7 +371,7 @@ bool takes_tiles(const Matrix& w, int64_t rows) {
 
 template <class Block>
 void round_rows(const Rows& rows, const Matrix& w, float* to) {
-    if (takes_tiles(w, rows.m)) return round_tiles<Block>(rows, w.inputs, (TileBlock*)to);
+    if (takes_tiles(w, rows.m)) return round_tiles<std::is_same_v<Block, RoundedBlock>>(rows, w.inputs, (TileBlock*)to);
     for (int64_t i = 0; i < rows.m; i++) round_row(rows.x + i * rows.ldx, w.inputs, (Block*)to + i * (w.inputs / BLOCK));
 }
 

@@ -236,13 +236,15 @@ inline ints looked_up(ints indices, const int8_t* table) {
 #endif
 }
 
+// To the nearest whole number, of two the even one: for numbers up to 2^22, by adding and subtracting 3 * 2^22.
+inline floats rounded(floats x) { return (x + 12582912.0f) - 12582912.0f; }
+
 inline floats bits(ints x) { floats v; std::memcpy(&v, &x, sizeof v); return v; }
 
 // e^x with an error of 2 units in the last place: 2^n times a polynomial on [-ln2/2, ln2/2] (Cephes' coefficients).
 inline floats exp(floats x) {
     x = min(all(88.0f), max(all(-87.3f), x));  // in this order what is no number stays so
-    // adding and subtracting 3 * 2^22 rounds to the nearest whole number
-    const floats fn = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    const floats fn = rounded(x * 1.44269504088896341f);
     const ints n = __builtin_convertvector(fn, ints);
     const floats r = fused(fn, all(2.12194440e-4f), fused(fn, all(-0.693359375f), x));
     floats p = all(1.9875691500e-4f);
