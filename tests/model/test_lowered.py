@@ -85,8 +85,10 @@ def test_whole_steps_equal_modules(name: str, bits: int | None):
     both(model, torch.randint(50, (2, 12)), [4, 3, 1, 1, 1, 2], allowed=1e-4 if bits is None else 1e-2)
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "paged"])
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [("contiguous", None), ("contiguous", 100), ("paged", None), ("paged", 100), ("ring", 100), ("ring", 160)],
+)
 def test_long_contexts_are_cut_into_pieces(kind: str, window: int | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lowered_run, "MAX_OWN_PRODUCT_ROWS", 10**6)  # the prompt as well
     model = made(spec(window=window))
@@ -110,8 +112,14 @@ def test_one_thread_or_three_give_the_same_bits(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "paged"])
-@pytest.mark.parametrize("options", [{}, {"window": 70}, {"position": "alibi"}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, more) for kind in ("contiguous", "paged") for more in ({}, {"window": 70}, {"position": "alibi"})),
+        *(("ring", {"window": window, "position": position}) for window in (70, 128) for position in ("rope", "alibi")),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("kv_dtype", [None, "float16", "int8"])
 def test_packed_weights_give_the_same_bits_however_tokens_arrive(kind: str, options: dict, kv_dtype: str | None):
     """One pass without a cache, chunks of any size, token by token: cached equals uncached to the last bit."""
@@ -125,6 +133,45 @@ def test_packed_weights_give_the_same_bits_however_tokens_arrive(kind: str, opti
             cache = model.new_cache(2, kind=kind)
             parts = [model(part, cache=cache) for part in tokens.split(chunks, 1)]
             assert torch.equal(torch.cat(parts, 1), whole), chunks
+            assert {path for layer in cache.layers for path in layer.store.paths} == {"native"}
+
+
+@pytest.mark.parametrize("prompt", [1, 30, 71, 200])
+def test_drafts_in_a_ring_are_taken_back(prompt: int):
+    """Written in place up to the draft's width, however often the ring has turned: the bits of a pass without one."""
+    model, tokens = made(spec(window=40)), torch.randint(50, (2, 300))
+    quantise(model, 4)
+    with torch.inference_mode():
+        whole = model(tokens)
+        cache = model.new_cache(2, kind="ring", draft=7)
+        model(tokens[:, :prompt], cache=cache)
+        for at in range(prompt, 280, 3):
+            guesses = torch.randint(50, (2, 5))
+            model(guesses, cache=cache)
+            cache.crop(at)
+            got = model(tokens[:, at : at + 3], cache=cache)
+            assert torch.equal(got, whole[:, at : at + 3]), at
+    assert set(cache.layers[0].store.paths) == {"native"}
+
+
+def test_a_pass_that_fails_leaves_a_ring_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    model, tokens = made(spec(window=40)), torch.randint(50, (1, 120))
+    quantise(model, 4)
+    with torch.inference_mode():
+        whole = model(tokens)
+        cache = model.new_cache(1, kind="ring")
+        model(tokens[:, :60], cache=cache)
+        run = lowered_run.Prepared.run
+
+        def interrupted(*args, **options):
+            run(*args, **options)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(lowered_run.Prepared, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                model(torch.randint(50, (1, 60)), cache=cache)
+        assert torch.equal(model(tokens[:, 60:], cache=cache), whole[:, 60:])
 
 
 @pytest.mark.parametrize(("kv_dtype", "bytes_each"), [(None, 4), ("float16", 2), ("int8", 1 + 4 / 16)])

@@ -43,8 +43,8 @@ class Step:
 class Layout:
     """Where the tokens of an open pass and all before them stand, for kernels that read and write in place.
 
-    Token i of row b is at place ``i`` of its row, or, in a pool, at place ``i % block`` of block
-    ``blocks[b][i // block - gone[b]]``. In every row the order goes on by one.
+    Token i of row b is at place ``i - first`` of its row, in a ring at place ``i % ring``, or, in a pool, at place
+    ``i % block`` of block ``blocks[b][i // block - gone[b]]``. In every row the order goes on by one.
     """
 
     held: tuple[int, ...]  # tokens of each row before this pass
@@ -52,6 +52,9 @@ class Layout:
     blocks: tuple[tuple[int, ...], ...] | None = None
     block: int = 0
     gone: tuple[int, ...] = ()  # blocks at the front of each row that were given back
+    ring: int = 0  # places of a row that are written over in turn; 0: no ring
+    first: int = 0  # the first token that is there
+    deferred: bool = False  # these places are a copy's, since the write waits until the pass is committed
 
 
 @final

@@ -203,7 +203,15 @@ class Ring(LastTokensLedger):
         return Step(None, Span(0, self._size), state.tables.cut(0, self._size, state.known, None), self.places)
 
     def _layout(self) -> Layout | None:
-        return None  # tokens turn round in it
+        state, step, pos = self._state, self._step, self._pos
+        assert step is not None
+        assert pos is not None
+        if not isinstance(state, _Run) or state.start:
+            return None
+        held = (state.next - pos.shape[1],) * self.batch
+        if not step.deferred:
+            return Layout(held, True, ring=self._size)
+        return Layout(held, True, first=state.next - step.view_pos.shape[1], deferred=True)
 
     # ---- between passes
 

@@ -77,9 +77,18 @@ class Store:
             raise BadInput("a cache keeps no gradients: use torch.no_grad() with a cache, or no cache to train")
 
     def enter(self, step: Step, tokens: int, path: str) -> list[Tensor]:
-        """The buffers, with room for a pass of so many tokens, for a kernel that writes into them itself."""
+        """The buffers, with room for a pass of so many tokens, for a kernel that writes into them itself.
+
+        Of a write that waits: copies of what the pass sees, with room for what it brings.
+        """
         buffers = self._open(step)
         self._count(tokens, path)
+        if step.deferred:
+            width = tokens // buffers[0].shape[0]
+            brought = [buffer.new_empty((*buffer.shape[:2], width, buffer.shape[3])) for buffer in buffers]
+            copies = [step.read.get(buffer, x) for buffer, x in zip(buffers, brought, strict=True)]
+            self._waiting = step, tuple(copy.narrow(2, copy.shape[2] - width, width) for copy in copies)
+            return copies
         if isinstance(step.write, Copied):
             for buffer in buffers:
                 step.write.copies.run(buffer)

@@ -29,17 +29,17 @@ struct LayerStore {  // the keys and values of one layer
 };
 
 struct RowLocation {  // where a row's tokens stand
-    const int32_t* blocks;  // null: one after another
-    int32_t block, gone;    // tokens in a block; blocks at the front that were given back
+    const int32_t* blocks;  // null: one after another, or in a ring
+    int32_t block, gone;    // tokens in a block, or in a ring (0: no ring); blocks or tokens at the front that are not there
     int64_t held;           // tokens before this call
     inline int64_t at(int64_t i) const {
-        if (!blocks) return i;
+        if (!blocks) return block ? i % block : i - gone;
         if (block & (block - 1)) return (int64_t)blocks[i / block - gone] * block + i % block;
         const int shift = __builtin_ctz((unsigned)block);  // a division takes longer than all the rest
         return ((int64_t)blocks[(i >> shift) - gone] << shift) + (i & (block - 1));
     }
     // How many stand side by side from there on, at least.
-    inline int64_t together(int64_t i) const { return blocks ? block - i % block : INT64_MAX; }
+    inline int64_t together(int64_t i) const { return block ? block - i % block : INT64_MAX; }
 };
 
 struct Attention {

@@ -295,7 +295,7 @@ class GpuSteps:
         if pos.known.empty or pos.segment is not None or pos.axes is not None or pos.pos.is_floating_point():
             return None
         layouts = [layout for ledger in cache.ledgers if (layout := ledger.layout()) is not None]
-        if len(layouts) < len(cache.ledgers):
+        if len(layouts) < len(cache.ledgers) or any(layout.ring or layout.deferred for layout in layouts):
             return None
         # rows of unequal length may each be a plain run
         run = all(layout.run for layout in layouts) or pos.known.pos == pos.known.order

@@ -37,7 +37,9 @@ def _rows(layout: Layout, rows: int) -> Locations:
     locations, tables = (RowLocation * rows)(), list[object]()
     for b, held in enumerate(layout.held):
         locations[b].held = held
-        if layout.blocks is not None:
+        if layout.blocks is None:
+            locations[b].block, locations[b].gone = layout.ring, layout.first
+        else:
             table = (c_int32 * len(layout.blocks[b]))(*layout.blocks[b])
             tables.append(table)
             locations[b].blocks = ctypes.addressof(table)

@@ -102,8 +102,10 @@ class Lowered:
         steps = {ledger: ledger.place(pos) for ledger in cache.ledgers}
         tokens = pos.shape[0] * pos.shape[1]
         layers = [cache.layers[attention.index] for attention in self._body.program.attentions]
-        for layer in layers:
-            layer.store.enter(steps[layer.ledger], tokens, path)
+        buffers = [layer.store.enter(steps[layer.ledger], tokens, path) for layer in layers]
+        if any(step.deferred for step in steps.values()):
+            entered = zip(layers, buffers, strict=True)
+            return (LayerStore * len(layers))(*(_layer_store(layer.store, own) for layer, own in entered))
         return self._where(layers)
 
     def _where(self, layers: Sequence[LayerCache]) -> ctypes.Array[LayerStore]:
@@ -112,7 +114,7 @@ class Lowered:
             ref() is not store or version != store.version
             for (ref, version), store in zip(self._last_stores[0], now, strict=True)
         ):
-            where = (LayerStore * len(now))(*map(_layer_store, now))
+            where = (LayerStore * len(now))(*(_layer_store(store, store.tensors) for store in now))
             use_huge_pages_later(*(tensor for store in now for tensor in store.tensors))
             self._last_stores = [(weakref.ref(store), store.version) for store in now], where
         return self._last_stores[1]
@@ -293,11 +295,11 @@ def _kept_form(codec: Codec) -> Kept | None:
     return forms.get(type(codec))
 
 
-def _layer_store(store: Store) -> LayerStore:
+def _layer_store(store: Store, tensors: Sequence[Tensor]) -> LayerStore:
     kept = _kept_form(store.codec)
     assert kept is not None
-    k, v = store.tensors[:: 2 if kept is Kept.BYTES else 1]
-    scales = [x.data_ptr() for x in store.tensors[1::2]] if kept is Kept.BYTES else [None, None]
+    k, v = tensors[:: 2 if kept is Kept.BYTES else 1]
+    scales = [x.data_ptr() for x in tensors[1::2]] if kept is Kept.BYTES else [None, None]
     rows = (0, 0) if store.pooled else (k.stride(0), v.stride(0))
     sizes = k.stride(-3), v.stride(-3), *rows, k.shape[-1], v.shape[-1]
     return LayerStore(k.data_ptr(), v.data_ptr(), *scales, *sizes, kept, 0)
