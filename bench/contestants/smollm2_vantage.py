@@ -9,6 +9,7 @@ import torch
 import vantage as vt
 from vantage.generation.engine import Engine
 from vantage.generation.stops import Stop
+from vantage.kernels.native.huge_pages import wait_for_huge_pages
 
 sys.path.insert(0, str(Path(__file__).parent))
 from busy import busy_processes
@@ -32,6 +33,7 @@ def setup(
     global model, tokens, what, n, count, others, own_threads
     own_threads = threads
     model = vt.load(large_file() if large else "smollm2", dtype=dtype, fast=fast)
+    wait_for_huge_pages()  # it would be taken from who is measured first
     what, n, count, others = task, context, rows, busy
     tokens = torch.tensor([model.tokenizer.encode(text())[: context + rows * 8]])
 

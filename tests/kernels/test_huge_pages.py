@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vantage.kernels.native import huge_pages
-from vantage.kernels.native.huge_pages import HUGE_PAGE, PageExchange, use_huge_pages_later
+from vantage.kernels.native.huge_pages import HUGE_PAGE, PageExchange, use_huge_pages_later, wait_for_huge_pages
 
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has them")
@@ -34,9 +34,7 @@ def test_pages_are_exchanged_and_hold_what_they_held(monkeypatch):
     if not huge_pages._advise(-(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE, HUGE_PAGE, huge_pages.COLLAPSE):
         pytest.skip("this Linux cannot do it on request")
     use_huge_pages_later(memory)
-    until = time.monotonic() + 30
-    while huge_pages._exchange.thread is not None and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_for_huge_pages()
     assert in_huge_pages(memory) >= 3 * HUGE_PAGE
     assert torch.equal(memory, torch.arange(len(memory), dtype=torch.int32))
 

@@ -336,10 +336,10 @@ def _short_strings(data: np.ndarray) -> np.ndarray:
     is_length = ~empty[:places]
     for i in range(1, 8):
         is_length &= empty[i : places + i]
-    begins = np.flatnonzero(is_length)
+    (begins,) = is_length.nonzero()
     if not len(begins) or begins[0]:
         return begins[:0]
-    wrong = np.flatnonzero(np.diff(begins) != 8 + data[begins[:-1]].astype(np.int64))
+    (wrong,) = (begins[1:] - begins[:-1] != 8 + data[begins[:-1]].astype(np.int64)).nonzero()
     return begins[: wrong[0] + 1] if len(wrong) else begins
 
 

@@ -183,6 +183,8 @@ class Layer:
             return None
         kept = self.attention.cache_shape(width)
         for part in (self.indexer, self.bias):  # in this order
+            if part is None:
+                continue  # asking what it conforms to would take longer than all the rest
             if isinstance(part, NeedsEveryKey):
                 kept = replace(kept, every_key=kept.every_key or part.every_key)
             if isinstance(part, ReadsBefore):
@@ -250,7 +252,7 @@ class ModelSpec:
         for i, layer in enumerate(self.layers):
             if layer.source is not None:
                 self._check_source(i, layer, layer.source)
-            if isinstance(layer.indexer, FollowsLayer):
+            if layer.indexer is not None and isinstance(layer.indexer, FollowsLayer):
                 self._check_indexer(i, layer, layer.indexer.layer)
             if isinstance(layer.attention, MixesValues):
                 self._check_values(i, layer, layer.attention.values_of)

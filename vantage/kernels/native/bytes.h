@@ -118,7 +118,8 @@ template <class F> using ByteSums = DotSums<ByteForm<F>::HELD>;
 #endif
 
 template <class F, class Sums, int M>
-void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, int64_t blocks, floats (*total)[PANEL]) {
+void multiply_byte_panel(const Panel& panel, int count, const RoundedBytes* x, int64_t blocks,
+                         floats (*__restrict total)[PANEL]) {
     constexpr int GROUPS = ByteForm<F>::GROUPS;
     for (int b = 0; b < count * F::PARTS; b++) {
         const int part = F::PARTS == 1 ? 0 : b % 2;

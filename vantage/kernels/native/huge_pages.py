@@ -38,6 +38,12 @@ def use_huge_pages_later(*memory: Tensor) -> None:
             _exchange.add(first, last - first)
 
 
+def wait_for_huge_pages() -> None:
+    """Until all pages so far are exchanged: before a measurement, which that work would disturb."""
+    if (thread := _exchange.thread) is not None:
+        thread.join()
+
+
 class PageExchange:
     """Exchanges the pages of what it was given, in one thread, which ends when all is done."""
 

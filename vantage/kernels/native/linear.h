@@ -252,7 +252,8 @@ void unpack(const Groups<F>& groups, int out, int vectors, int64_t begin, int64_
 
 // total: (M, PANEL), what came before. x: the first of ``count`` blocks of the first row.
 template <int PARTS, bool MINIMUM, int M>
-void multiply_panel(const Panel& panel, int count, int offset, const RoundedBlock* x, int64_t blocks, floats (*total)[PANEL]) {
+void multiply_panel(const Panel& panel, int count, int offset, const RoundedBlock* x, int64_t blocks,
+                    floats (*__restrict total)[PANEL]) {
     constexpr int PAIRS = 16 / PARTS;
     for (int b = 0; b < count * PARTS; b++) {
         const int part = PARTS == 1 ? 0 : b % 2;

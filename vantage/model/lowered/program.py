@@ -73,8 +73,8 @@ class NativeProgram(ProgramBuffers):
         if isinstance(module, PackedLinear):
             if module.weight.device.type != "cpu":
                 raise CannotLower("its weights are not in host memory")
-            for data in module.weight.buffers():
-                self.hold(data)
+            for part in module.weight.parts:
+                self.hold(part.data)
             weights = list(module.weight.matrices(self._held_bias(module.bias)))
             self.quantised += [weight for _, weight in weights]
             return weights
