@@ -28,10 +28,7 @@ MAGIC, VERSIONS = b"GGUF", (2, 3)
 # What the format allows, and more than any real file has: a header is refused before it is followed further.
 LONGEST_KEY, LONGEST_NAME, MOST_DIMS, DEEPEST, MOST_KEYS, MOST_TENSORS = 65535, 64, 4, 4, 2**16, 2**17
 SMALLEST_KEY, SMALLEST_TENSOR = 14, 33  # bytes of the shortest possible entry
-SEARCHED, STEPS = (
-    2**14,
-    2**12,
-)  # bytes that are searched at once for the lengths of strings, and strings taken one by one
+SEARCHED, STEPS = 2**14, 2**12  # bytes searched at once for the lengths of strings, and strings taken one by one
 CHUNK_NUMBERS = 2**18  # numbers dequantised at a time: what a core's cache holds
 
 STRING, ARRAY, BOOL = 8, 9, 7
@@ -137,8 +134,8 @@ class GGUF:
     def row_addresses(self, name: str) -> Tensor:
         """Where these rows lie, in mapped memory that lives as long as this."""
         stored = self.tensors[name]
-        count = stored.shape[0]
-        return torch.arange(count).mul_(stored.nbytes // count).add_(self._address + stored.start)
+        first, row = self._address + stored.start, stored.nbytes // stored.shape[0]
+        return torch.arange(first, first + stored.shape[0] * row, row)
 
     def release(self) -> None:
         """Give all pages back; they come from the file again."""

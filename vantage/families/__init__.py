@@ -25,7 +25,7 @@ from vantage.errors import BadInput, CheckpointError, Refused
 from vantage.families import built
 from vantage.families.family import copies_of, export, fill, with_prefix
 from vantage.families.memory_need import OpenedCheckpoint
-from vantage.families.packing import BITS, check_dtype, own_dtype, packer
+from vantage.families.packing import BITS, check_dtype, memory_for_blocks, own_dtype, packer
 from vantage.families.placing import fill_by_layers, planned
 from vantage.families.recurrent import NAME as RECURRENT
 from vantage.families.registry import families as families
@@ -112,6 +112,7 @@ def load(
     checkpoint = TensorsInMemory(source) if in_memory else opened(path, dtype)
     dtype = _computed_in(checkpoint, dtype, how, where)
     divide = functools.partial(TensorParallel, whole_experts=whole_experts) if tensor_parallel else None
+    memory = memory_for_blocks(how if max_memory is None else None, checkpoint, where)
     model, weights, parallel = _described(source, checkpoint, divide)
     model.kernel, model.fast = kernel, fast
     fit_buffers(model, dtype)
@@ -120,7 +121,7 @@ def load(
     if plan is not None:
         fill_by_layers(model, weights, plan, how, dtype, where)
     else:
-        with packer(how, model, checkpoint, weights.tensors, weights.family.prefix, where) as pack:
+        with packer(how, model, checkpoint, weights.tensors, weights.family.prefix, where, memory) as pack:
             fill(model, weights.links, weights.tensors, dtype, weights.family, weights.copies, pack, parallel)
             words = tokenizer_of(checkpoint) if words is None else words
             if words is not None and how is not None:

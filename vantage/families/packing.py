@@ -33,16 +33,25 @@ def dense(link: Link) -> None:
 
 @contextmanager
 def packer(
-    name: str | None, model: Model, checkpoint: object, tensors: Tensors, prefix: str, device: torch.device
+    name: str | None,
+    model: Model,
+    checkpoint: object,
+    tensors: Tensors,
+    prefix: str,
+    device: torch.device,
+    memory: WeightMemory | None = None,
 ) -> Iterator[Packing]:
     """``None``: nothing is packed. "auto": what the file holds in blocks or 16 bits stays so, where the native kernels
-    can run. "int8" and "int4": every linear map is quantised. What was packed is there at the end."""
+    can run. "int8" and "int4": every linear map is quantised. What was packed is there at the end.
+
+    ``memory``: for blocks, if it was made before."""
     if name in BITS:
         yield _quantising(model, tensors, BITS[name])
     elif not keeps_blocks(name, device):
         yield dense
     elif isinstance(checkpoint, GGUFTensors):
-        with _as_stored(model, checkpoint, prefix, sixteen=device.type == "cpu") as pack:
+        sixteen = device.type == "cpu"
+        with _as_stored(model, checkpoint, prefix, memory or WeightMemory(), sixteen=sixteen) as pack:
             yield pack
     elif isinstance(checkpoint, Folder) and device.type == "cpu":
         yield _sixteen_bits(model, tensors)
@@ -60,6 +69,14 @@ def _quantising(model: Model, tensors: Tensors, bits: int) -> Packing:
     return pack
 
 
+def memory_for_blocks(name: str | None, checkpoint: object, device: torch.device) -> WeightMemory:
+    """What ``packer`` will fill, which the system gives while a model is made."""
+    memory = WeightMemory()
+    if name not in BITS and isinstance(checkpoint, GGUFTensors) and keeps_blocks(name, device):
+        memory.expect(sum(stored.nbytes for stored in checkpoint.file.tensors.values()))
+    return memory
+
+
 def keeps_blocks(name: str | None, device: torch.device) -> bool:
     """Whether weights stay as a file has them."""
     reads = device.type == "cpu" or (device.type == "cuda" and gpu_reads(()))
@@ -67,12 +84,14 @@ def keeps_blocks(name: str | None, device: torch.device) -> bool:
 
 
 @contextmanager
-def _as_stored(model: Model, checkpoint: GGUFTensors, prefix: str, *, sixteen: bool) -> Iterator[Packing]:
+def _as_stored(
+    model: Model, checkpoint: GGUFTensors, prefix: str, memory: WeightMemory, *, sixteen: bool
+) -> Iterator[Packing]:
     """The links move whole rows, so they move the addresses of rows of quantised blocks. ``sixteen``: and of 16 bits.
 
     Native code fills the matrices while the rest of the model is made.
     """
-    stored, memory = set(checkpoint.names()), WeightMemory()
+    stored = set(checkpoint.names())
     backend = native()
     assert backend is not None, "packer() asked"
     repacking, packed_names = backend.repacking(), list[str]()

@@ -13,7 +13,7 @@ import functools
 import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.nn.functional as F
@@ -237,8 +237,10 @@ class PackedTable(nn.Module):
 def fits(model: nn.Module, names: Sequence[str]) -> bool:
     """Whether these are the names of one weight, of linear maps and embeddings alone, in whole blocks."""
     owners = [model.get_submodule(name.rpartition(".")[0]) for name in names]
-    plain = all(isinstance(owner, (nn.Linear, Table)) for owner in owners)
-    return plain and names[0].endswith(".weight") and model.get_parameter(names[0]).shape[1] % BLOCK == 0
+    if not all(isinstance(owner, (nn.Linear, Table)) for owner in owners) or not names[0].endswith(".weight"):
+        return False
+    weight: Any = owners[0].weight
+    return weight.shape[1] % BLOCK == 0
 
 
 def put(model: nn.Module, names: Sequence[str], packed: Sequence[Packed]) -> None:

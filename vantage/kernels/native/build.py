@@ -52,7 +52,7 @@ THIS_PROCESSOR = ("-march=native",)  # for the processor that compiles
 # GCC for Windows lets vectors of 32 bytes lie on a stack that is aligned to 16 (its bug 54412), so no move may need
 # more. Its own libraries are linked in.
 WINDOWS = ("-static", "-Wa,-muse-unaligned-vector-move")
-VERSION = 6  # what vantage_version() answers
+VERSION = 7  # what vantage_version() answers
 # Matrix units of processors, in Linux's words.
 MATRIX_UNITS = {"AMX": frozenset(["amx_tile", "amx_int8"]), "i8mm": frozenset(["i8mm"])}
 EMULATED = ("aarch64", "arm64")  # machines on whose processors the kernels have not run

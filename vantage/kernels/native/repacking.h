@@ -5,6 +5,7 @@
 #pragma once
 #if !defined(_WIN32)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 #include <memory>
 #include <system_error>
@@ -21,6 +22,18 @@ struct MappedPages {
 
 // The outputs of a matrix, each from its row; false: a scale is not finite.
 using RepackRows = bool(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);
+
+// Has the system give the whole pages of this memory. A piece at a time: others wait for it who ask for memory of their own.
+inline void touch(char* first, int64_t bytes) {
+#if defined(__linux__)
+    constexpr int POPULATE_WRITE = 23;  // MADV_POPULATE_WRITE, of Linux 5.14; older systems refuse it
+    constexpr int64_t PIECE = 1 << 18;
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    char* const end = first + bytes;
+    for (char* at = first + (page - (intptr_t)first % page) % page; end - at >= page; at += PIECE)
+        if (madvise(at, std::min(PIECE, (end - at) / page * page), POPULATE_WRITE)) return;
+#endif
+}
 
 class RepackedMatrix {
   public:
