@@ -83,7 +83,8 @@ BYTE_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q
 @pytest.fixture(scope="module", autouse=True)
 def wine_folder(tmp_path_factory) -> Iterator[None]:
     """Wine keeps a Windows of its own in a folder, and says much on stderr. Its server stays between two programs: a
-    new one starts the services of Windows, which takes seconds."""
+    new one starts the services of Windows, which takes seconds. The services are started here, since they would keep
+    the pipes of the program that starts them, and who reads to their end would wait for ever."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINEPREFIX", str(tmp_path_factory.mktemp("wine")))
         patch.setenv("WINEDEBUG", "-all")
@@ -92,6 +93,8 @@ def wine_folder(tmp_path_factory) -> Iterator[None]:
             yield
             return
         subprocess.run([server, "--persistent"], check=True, timeout=60)
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(["wine", "wineboot", "--init"], check=True, timeout=300, **quiet)
         yield
         subprocess.run([server, "--kill"], check=False, timeout=60)  # it may not have started
 
