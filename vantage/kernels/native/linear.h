@@ -17,6 +17,7 @@ constexpr int NEAR_AHEAD = 8192;              // and in the first, where it hold
 constexpr int LARGE_FIRST_CACHE = 48 << 10;
 constexpr int PANEL = 2;                      // vectors of outputs that many rows meet at a time
 constexpr int PANEL_INPUTS = 512;             // of a panel: with a tile of rows it fits the first cache
+constexpr int BYTE_PANEL_INPUTS = 768;        // the most of one that holds bytes, if that spares a panel of few inputs
 constexpr int TILE = WIDTH == 8 ? 6 : 12;     // rows that meet a panel at a time: two sums for each in registers
 constexpr int FEW = 12;                       // rows for which weights are unpacked in registers, four at a time
 constexpr int ROWS_AHEAD = 16;                // whose outputs are asked for before they are written
@@ -218,8 +219,18 @@ void few_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedB
 // Many rows: some inputs of PANEL vectors of outputs are unpacked once, and meet TILE rows at a time.
 struct Panel {
     ints pairs[PANEL_INPUTS / 2][PANEL];
-    floats scales[PANEL_INPUTS / 16][PANEL], minima[PANEL_INPUTS / 16][PANEL];
+    floats scales[BYTE_PANEL_INPUTS / 16][PANEL], minima[BYTE_PANEL_INPUTS / 16][PANEL];
 };
+
+// The inputs of each panel, nearly as many in all of them. What a matrix unit begins with and ends with in each panel is as
+// long as several blocks, so that bytes are not divided for a small rest.
+static_assert(BYTE_PANEL_INPUTS / 4 <= PANEL_INPUTS / 2, "bytes have room in the pairs' place");
+template <class F, bool FOURS>
+inline int64_t panel_inputs(int inputs) {
+    const int panels = FOURS ? std::max(1, (inputs + PANEL_INPUTS / 2) / PANEL_INPUTS) : (inputs + PANEL_INPUTS - 1) / PANEL_INPUTS;
+    const int blocks = inputs / F::INPUTS;
+    return (int64_t)((blocks + panels - 1) / panels) * F::INPUTS;
+}
 
 // Inputs 4P to 4P + 3 of WIDTH outputs as bytes, in the order 0, 2, 1, 3.
 template <class F, int P>
@@ -315,8 +326,8 @@ void many_panels(const Matrix& w, int begin, int end, const Rows& r, float* room
         if (vectors < PANEL) std::memset((void*)&panel, 0, sizeof panel);
         for (int64_t m = 0; m < in_registers(r.m); m++)
             for (int v = 0; v < PANEL; v++) total[m][v] = all(0);
-        for (int64_t k = 0; k < w.inputs; k += PANEL_INPUTS) {
-            const int64_t upto = std::min<int64_t>(w.inputs, k + PANEL_INPUTS);
+        for (int64_t k = 0, step = panel_inputs<F, FOURS>(w.inputs); k < w.inputs; k += step) {
+            const int64_t upto = std::min<int64_t>(w.inputs, k + step);
             unpack<F, FOURS>(groups, out, vectors, k, upto, panel);
             multiply(panel, vectors, k, (int)((upto - k) / BLOCK), total);
         }
