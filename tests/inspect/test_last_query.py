@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import vantage as vt
+from vantage.cache import CacheKind
+from vantage.cache.kinds.sinks import SinkCache
 from vantage.conformance.scenarios import sharpen
 from vantage.errors import Refused
 from vantage.generation.stats import paths_of
@@ -41,7 +43,11 @@ def chosen(model: vt.Model, layers: set[int] | None = None) -> list[Any]:
 
 @torch.inference_mode()
 def watched(
-    model: vt.Model, tokens: torch.Tensor, chunks: list[int], layers: set[int] | None = None, kind: str = "contiguous"
+    model: vt.Model,
+    tokens: torch.Tensor,
+    chunks: list[int],
+    layers: set[int] | None = None,
+    kind: str | CacheKind = "contiguous",
 ) -> tuple[dict[int, LastQuery], torch.Tensor, LastQueryWatch, vt.ModelCache]:
     """The last pass as it was seen, its logits, the watch and the cache."""
     seen: dict[int, LastQuery] = {}
@@ -137,15 +143,27 @@ def test_rows_of_different_lengths():
         assert not seen[layer].weights[1, :, 31:].any()
 
 
-def test_a_cache_that_no_native_step_reads_is_watched_by_modules():
+def test_a_ring_is_watched_without_modules():
     model, tokens = built(window=16), torch.randint(50, (1, 60))
+    quantise(model, 4)
+    whole, logits, *_ = watched(model, tokens, [59, 1])
+    ring, same, watch, cache = watched(model, tokens, [40, 19, 1], kind="ring")
+    assert watch.by_modules is None
+    assert paths_of(cache) == {"native": 60}
+    assert torch.equal(same, logits)
+    for layer in range(3):
+        assert torch.equal(ring[layer].weights, whole[layer].weights)
+
+
+def test_a_cache_that_no_native_step_reads_is_watched_by_modules():
+    model, tokens = built(), torch.randint(50, (1, 60))
     whole, *_ = watched(model, tokens, [59, 1])
-    ring, _, watch, cache = watched(model, tokens, [59, 1], kind="ring")
+    sinks, _, watch, cache = watched(model, tokens, [59, 1], kind=SinkCache(window=60))
     assert watch.by_modules is not None
     assert "this pass is one for torch" in watch.by_modules
     assert "native" not in paths_of(cache)
     for layer in range(3):
-        torch.testing.assert_close(by_order(ring[layer], 60), whole[layer].weights[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(by_order(sinks[layer], 60), whole[layer].weights[0], rtol=1e-4, atol=1e-6)
 
 
 def test_one_watcher_at_a_time_and_none_afterwards():
