@@ -434,14 +434,14 @@ def test_on_arm_it_must_be_asked_for(machine, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems give pages as they are written to")
-def test_touched_memory_holds_what_it_held_and_more_can_be_taken_than_was_expected():
+def test_prefaulted_memory_keeps_what_it_holds_and_more_can_be_taken_than_was_reserved():
     backend = native()
     assert backend is not None
     memory = torch.arange(3_000_001, dtype=torch.int32)
-    backend.touch(memory.view(torch.uint8)[3:])
+    backend.prefault(memory.view(torch.uint8)[3:])
     assert torch.equal(memory, torch.arange(3_000_001, dtype=torch.int32))
     weights = WeightMemory()
-    weights.expect(10_000_000)
+    weights.reserve(10_000_000)
     first, second, third = (weights.take(n) for n in (6_000_000, 3_000_000, 6_000_000))
     assert second.data_ptr() - first.data_ptr() == 6_000_000
     assert len(third) == 6_000_000

@@ -161,6 +161,8 @@ def test_a_pass_that_fails_leaves_a_ring_as_it_was(monkeypatch: pytest.MonkeyPat
         whole = model(tokens)
         cache = model.new_cache(1, kind="ring")
         model(tokens[:, :60], cache=cache)
+        each = 2 * 2 * 2 * 16 * 2  # bytes of a token: layers, heads, keys and values, width, half precision
+        assert cache.bytes == each * (40 + 1)  # nothing of the pass is held beyond it
         run = lowered_run.Prepared.run
 
         def interrupted(*args, **options):

@@ -70,10 +70,10 @@ def _quantising(model: Model, tensors: Tensors, bits: int) -> Packing:
 
 
 def memory_for_blocks(name: str | None, checkpoint: object, device: torch.device) -> WeightMemory:
-    """What ``packer`` will fill, which the system gives while a model is made."""
+    """What ``packer`` will fill, of which the system provides a part while the model is built."""
     memory = WeightMemory()
     if name not in BITS and isinstance(checkpoint, GGUFTensors) and keeps_blocks(name, device):
-        memory.expect(sum(stored.nbytes for stored in checkpoint.file.tensors.values()))
+        memory.reserve(sum(stored.nbytes for stored in checkpoint.file.tensors.values()))
     return memory
 
 

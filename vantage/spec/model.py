@@ -252,7 +252,7 @@ class ModelSpec:
         for i, layer in enumerate(self.layers):
             if layer.source is not None:
                 self._check_source(i, layer, layer.source)
-            if layer.indexer is not None and isinstance(layer.indexer, FollowsLayer):
+            if isinstance(layer.indexer, FollowsLayer):
                 self._check_indexer(i, layer, layer.indexer.layer)
             if isinstance(layer.attention, MixesValues):
                 self._check_values(i, layer, layer.attention.values_of)

@@ -188,7 +188,7 @@ class Native:
         self._has_bytes.argtypes = [ctypes.POINTER(Matrix)]
         self._repack = library.vantage_repack
         self._repack.argtypes = [ctypes.POINTER(Matrix), c_void_p, c_int]
-        library.vantage_touch.argtypes, library.vantage_touch.restype = [c_void_p, c_int64], None
+        library.vantage_prefault.argtypes, library.vantage_prefault.restype = [c_void_p, c_int64], None
         self._library = library
         self._top = library.vantage_top
         self._top.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p, c_void_p, c_int]
@@ -231,9 +231,9 @@ class Native:
         addresses = rows.data_ptr() + rows.stride(0) * torch.arange(len(rows))
         return not self._repack(matrix, addresses.data_ptr(), torch.get_num_threads())
 
-    def touch(self, memory: Tensor) -> None:
-        """Have the system give this memory's pages, which hold what they held."""
-        self._library.vantage_touch(memory.data_ptr(), memory.nbytes)
+    def prefault(self, memory: Tensor) -> None:
+        """Have the system provide this memory's pages now, which keep what they hold."""
+        self._library.vantage_prefault(memory.data_ptr(), memory.nbytes)
 
     def repacking(self) -> Repacking:
         """For many matrices."""
@@ -312,15 +312,15 @@ class WeightMemory:
     def __init__(self) -> None:
         self._piece, self._used = torch.empty(0, dtype=torch.uint8), 0
 
-    def expect(self, nbytes: int) -> None:
-        """So much will be taken soon. Of a small model's memory the system gives the first half while Python still
-        works, in a thread of its own; of a large one's that was no gain (docs/log.md)."""
+    def reserve(self, nbytes: int) -> None:
+        """So much will be taken soon. The first half of a small model's memory is prefaulted while Python still works,
+        in a thread of its own; for a large one that was no gain (docs/log.md)."""
         if nbytes > 2 * self.PIECE or (backend := native()) is None:
             return
         self._piece, self._used = torch.empty(nbytes, dtype=torch.uint8), 0
         use_huge_pages_later(self._piece)
         half = self._piece[: nbytes // 2]
-        threading.Thread(target=backend.touch, args=(half,), name="vantage-touch", daemon=True).start()
+        threading.Thread(target=backend.prefault, args=(half,), name="vantage-prefault", daemon=True).start()
 
     def take(self, nbytes: int) -> Tensor:
         start = -(-self._used // 64) * 64

@@ -221,10 +221,10 @@ struct Panel {
     ints pairs[PANEL_INPUTS / 2][PANEL];
     floats scales[BYTE_PANEL_INPUTS / 16][PANEL], minima[BYTE_PANEL_INPUTS / 16][PANEL];
 };
+static_assert(BYTE_PANEL_INPUTS / 4 <= PANEL_INPUTS / 2, "bytes have room in the pairs' place");
 
 // The inputs of each panel, nearly as many in all of them. What a matrix unit begins with and ends with in each panel is as
 // long as several blocks, so that bytes are not divided for a small rest.
-static_assert(BYTE_PANEL_INPUTS / 4 <= PANEL_INPUTS / 2, "bytes have room in the pairs' place");
 template <class F, bool FOURS>
 inline int64_t panel_inputs(int inputs) {
     const int panels = FOURS ? std::max(1, (inputs + PANEL_INPUTS / 2) / PANEL_INPUTS) : (inputs + PANEL_INPUTS - 1) / PANEL_INPUTS;

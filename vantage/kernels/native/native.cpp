@@ -669,8 +669,8 @@ int vantage_repack(const Matrix* w, const uint8_t* const* rows, int threads) {
     return matrix.finite() ? 0 : 2;
 }
 
-// The pages of memory that was never written to, which hold what they held: a fault for each costs a microsecond and more.
-void vantage_touch(char* first, int64_t bytes) { touch(first, bytes); }
+// Of memory that was never written to. A page fault for each page costs a microsecond and more.
+void vantage_prefault(char* first, int64_t bytes) { prefault(first, bytes); }
 
 // Many matrices, by a thread of its own until all are needed. Null: no memory.
 void* vantage_repacking(int threads) { return new (std::nothrow) Repacking(threads); }

@@ -23,8 +23,9 @@ struct MappedPages {
 // The outputs of a matrix, each from its row; false: a scale is not finite.
 using RepackRows = bool(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);
 
-// Has the system give the whole pages of this memory. A piece at a time: others wait for it who ask for memory of their own.
-inline void touch(char* first, int64_t bytes) {
+// Has the system provide the whole pages of this memory, which keep what they hold. A piece at a time: others who allocate
+// memory wait for it.
+inline void prefault(char* first, int64_t bytes) {
 #if defined(__linux__)
     constexpr int POPULATE_WRITE = 23;  // MADV_POPULATE_WRITE, of Linux 5.14; older systems refuse it
     constexpr int64_t PIECE = 1 << 18;
