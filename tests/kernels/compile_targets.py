@@ -29,8 +29,8 @@ from vantage.kernels.gpu import (
     document_rows,
     forward,
     hopper,
-    hopper_documents,
-    hopper_documents_backward,
+    hopper_rows,
+    hopper_rows_backward,
     operators,
     table_gradient,
     values,
@@ -38,10 +38,10 @@ from vantage.kernels.gpu import (
 from vantage.kernels.gpu.row_rotation import lies_as_expected
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes a block may share
-INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS", "BLOCKS", "COUNTER"}
-IN_GLUON = (hopper.attend, hopper_documents.attend, hopper_documents_backward.attend_back)
+INTEGERS = {"QP", "KP", "BOUNDS", "RANGES", "COUNTED", "ENDS", "BLOCKS", "COUNTER", "POS"}
+IN_GLUON = (hopper.attend, hopper_rows.attend, hopper_rows_backward.attend_back)
 NUMBERS = {"SLOPES", "LSE", "LINE", "MASS", "DELTA", "P0", "P1", "SINKS", "G0", "G1", "C", "DC"}
-NUMBERS |= {"A0", "A1", "SUMS", "LINES", "TOTALS", "OFFSET", "BY_QUERY", "TABLE"}
+NUMBERS |= {"A0", "A1", "SUMS", "LINES", "TOTALS", "OFFSET", "BY_QUERY", "TABLE", "NUMBERS", "TABLE_LINES"}
 FLOATS = {"scale", "cap", "factor", "weight", "share", "gate", "ratio", "cool", "eps"}
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -133,21 +133,26 @@ def compile_hopper(form: int, dtype: torch.dtype, width: int, softcap: float = 0
     return shared
 
 
-def compile_blocks(dtype: torch.dtype, width: int, *, slope: bool) -> int:
-    """The same of its pass over documents."""
-    sizes = {"H": 4, "GROUP": 2, "D": width, "BLOCK": hopper_documents.BLOCK, "STAGES": hopper_documents.STAGES}
-    made = compile_one(hopper_documents.attend, sizes | {"SLOPE": slope}, dtype, 90, warps=4, stages=1)
+def compile_rows(dtype: torch.dtype, width: int, *, slope: bool, gathered: bool) -> int:
+    """The same of its pass over rows and documents."""
+    sizes = {"H": 4, "GROUP": 2, "D": width, "BLOCK": hopper_rows.BLOCK, "STAGES": hopper_rows.STAGES}
+    how = sizes | {"SLOPE": slope, "GATHERED": gathered}
+    made = compile_one(hopper_rows.attend, how, dtype, 90, warps=4, stages=1)
     assert made.metadata.shared <= SHARED[90], (width, made.metadata.shared)
     return made.metadata.shared
 
 
-def compile_document_gradients(dtype: torch.dtype, width: int, group: int) -> dict[str, int]:
-    """The same of the backward pass over documents."""
+def compile_row_gradients(
+    dtype: torch.dtype, width: int, group: int, form: int = 0, *, gathered: bool = False, softcap: bool = False
+) -> dict[str, int]:
+    """The same of the backward pass over them."""
     rows = {"D": width, "ROWS": hopper.ROWS.value}
+    whole = rows | {"BLOCK": hopper_rows.BLOCK}
+    bias = {"FORM": form, "GATHERED": gathered, "SOFTCAP": softcap}
     kernels = (
-        (document_rows.prepare, rows | {"BLOCK": hopper_documents.BLOCK}, 8),
-        (hopper_documents_backward.attend_back, rows | {"H": 4, "GROUP": group, "STAGES": 2}, 4),
-        (document_rows.finish, rows | {"BLOCK": hopper_documents.BLOCK}, 8),
+        (document_rows.prepare, whole | {"H": 4, "HAS_DELTA": form > 0}, 8),
+        (hopper_rows_backward.attend_back, rows | {"H": 4, "GROUP": group, "STAGES": 2} | bias, 4),
+        (document_rows.finish, whole, 8),
     )
     used = {}
     for kernel, sizes, warps in kernels:
@@ -255,11 +260,21 @@ def main() -> int:
                 (4, torch.float16, 64, 20.0),
             ):
                 print(capability, "hopper", form, dtype, width, compile_hopper(form, dtype, width, softcap), flush=True)
-            for dtype, width, slope in ((torch.bfloat16, 128, False), (torch.float16, 64, True)):
-                print(capability, "blocks", dtype, width, slope, compile_blocks(dtype, width, slope=slope), flush=True)
-            for dtype, width, group in ((torch.bfloat16, 128, 1), (torch.float16, 64, 2)):
-                used = compile_document_gradients(dtype, width, group)
-                print(capability, "documents' gradients", dtype, width, group, used, flush=True)
+            for dtype, width, slope, gathered in (
+                (torch.bfloat16, 128, False, False),
+                (torch.float16, 64, True, False),
+                (torch.bfloat16, 128, True, True),
+            ):
+                shared = compile_rows(dtype, width, slope=slope, gathered=gathered)
+                print(capability, "rows", dtype, width, slope, gathered, shared, flush=True)
+            for dtype, width, group, form, gathered, softcap in (
+                (torch.bfloat16, 128, 1, 0, False, False),
+                (torch.float16, 64, 2, 1, False, False),
+                (torch.bfloat16, 128, 2, 1, True, False),
+                (torch.bfloat16, 128, 1, 4, False, True),
+            ):
+                used = compile_row_gradients(dtype, width, group, form, gathered=gathered, softcap=softcap)
+                print(capability, "rows' gradients", dtype, width, group, form, gathered, softcap, used, flush=True)
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)

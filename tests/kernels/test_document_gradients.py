@@ -44,11 +44,13 @@ def test_lines_have_the_numbers_of_each_query_and_none_behind_a_document():
     most = len(blocks) - 1
     lines = torch.full((H, 2 * most, 2, 64), float("nan"), device=DEVICE)
     sums = torch.full((H, 2 * most * 64, D), float("nan"), device=DEVICE)
+    by_row = torch.full((2, H, 200), float("nan"), device=DEVICE)
     prepare[(H, most)](
-        out, grad, lse, lines, sums, blocks, out.stride(2), grad.stride(2), *lse.stride(), 200, 2 * most, D=D,
-        BLOCK=128, ROWS=64,
+        out, grad, lse, lines, sums, by_row, blocks, out.stride(2), grad.stride(2), *lse.stride(), 200, 2 * most, D=D,
+        BLOCK=128, ROWS=64, H=H, HAS_DELTA=True,
     )  # fmt: skip
     delta = (out * grad).sum(-1)
+    torch.testing.assert_close(by_row, delta)
     for first, left, _, place in blocks[1 : 1 + int(blocks[0, 0])].tolist():
         n, row, at = min(left, 128), first // 200, first % 200
         of_block = lines[:, place : place + 2].transpose(1, 2).flatten(2)  # (H, 2, 128)
@@ -118,7 +120,7 @@ def split(parts: list, counts: list[int]) -> list[list]:
     ],
 )
 def test_gradients_are_the_references(lengths, H, G, D, dtype):
-    from vantage.kernels.gpu.hopper_documents_backward import document_gradients
+    from vantage.kernels.gpu.hopper_rows_backward import row_gradients
 
     B, T = len(lengths), sum(lengths[0])
     q, grad, *dq = (side_by_side(B, H, T, D, dtype) for _ in range(3))
@@ -130,7 +132,7 @@ def test_gradients_are_the_references(lengths, H, G, D, dtype):
     for how in (lse, lse.transpose(0, 1).contiguous().transpose(0, 1)):  # heads outermost, as cuDNN has it
         for x in got:
             x.fill_(float("nan"))
-        document_gradients(q, k, v, out, how.float(), grad, got, blocks, D**-0.5)
+        row_gradients(q, k, v, out, how.float(), grad, got, blocks, (D**-0.5 * LOG2E, 1.0), D**-0.5)
         far = [float((a.double() - b).norm() / b.norm()) for a, b in zip(got, right, strict=True)]
         assert max(far) < {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}[dtype], far
 
@@ -138,7 +140,7 @@ def test_gradients_are_the_references(lengths, H, G, D, dtype):
 @needs_hopper
 def test_any_strides_of_what_it_reads():
     """Queries, keys and values from one projection, and a gradient with heads apart."""
-    from vantage.kernels.gpu.hopper_documents_backward import document_gradients
+    from vantage.kernels.gpu.hopper_rows_backward import row_gradients
 
     H, T, D = 4, sum(ODD[0]), 128
     qkv = torch.randn(1, T, 3 * H * D, device="cuda", dtype=torch.bfloat16)
@@ -147,14 +149,14 @@ def test_any_strides_of_what_it_reads():
     out, lse, right = reference(q, k, v, grad, ODD)
     out = out.bfloat16().transpose(1, 2).contiguous().transpose(1, 2)
     got = tuple(torch.full_like(out, float("nan")) for _ in range(3))
-    document_gradients(q, k, v, out, lse.float(), grad, got, blocks_of(ODD), D**-0.5)
+    row_gradients(q, k, v, out, lse.float(), grad, got, blocks_of(ODD), (D**-0.5 * LOG2E, 1.0), D**-0.5)
     assert max(float((a.double() - b).norm() / b.norm()) for a, b in zip(got, right, strict=True)) < 1e-2
 
 
 @needs_hopper
 def test_gradients_of_keys_and_values_are_equal_from_run_to_run():
     """Each is summed by one program. Queries' gradients are sums without an order."""
-    from vantage.kernels.gpu.hopper_documents_backward import document_gradients
+    from vantage.kernels.gpu.hopper_rows_backward import row_gradients
 
     H, T = 16, sum(TWO_ROWS[0])
     q, k, v, out, grad = (side_by_side(2, H, T, 128, torch.bfloat16) for _ in range(5))
@@ -162,7 +164,7 @@ def test_gradients_of_keys_and_values_are_equal_from_run_to_run():
     runs = []
     for _ in range(10):
         got = tuple(torch.full_like(out, float("nan")) for _ in range(3))
-        document_gradients(q, k, v, out, lse, grad, got, blocks_of(TWO_ROWS), 128**-0.5)
+        row_gradients(q, k, v, out, lse, grad, got, blocks_of(TWO_ROWS), (128**-0.5 * LOG2E, 1.0), 128**-0.5)
         runs.append(got)
     assert all(torch.equal(a, b) for run in runs for a, b in zip(run[1:], runs[0][1:], strict=True))
     assert all(float((run[0] - runs[0][0]).norm() / runs[0][0].norm()) < 5e-3 for run in runs)
@@ -176,7 +178,7 @@ def test_the_fused_kernel_hands_over_what_it_wants(monkeypatch):
     """With formulas in the place of both passes for Hopper. They meet all rows' tokens one behind the other."""
     from vantage.kernels import documents, kernel_named
     from vantage.kernels.fused import Fused
-    from vantage.kernels.gpu import hopper_documents, hopper_documents_backward
+    from vantage.kernels.gpu import hopper_rows, hopper_rows_backward
     from vantage.spec.masks import Causal, SameSegment
     from vantage.spec.normalisers import Softmax
     from vantage.spec.parts import Need, View
@@ -196,13 +198,14 @@ def test_the_fused_kernel_hands_over_what_it_wants(monkeypatch):
     def scores(q, k, scale):
         return (flat(q) @ flat(k).transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
 
-    def forward(q, k, v, out, lse, slopes, blocks, scale):
-        assert slopes is None
+    def forward(q, k, v, out, lse, blocks, scale, bias):
+        assert bias.form == 0
         s = scores(q, k, scale)
         lse.copy_(back(s.logsumexp(-1)[..., None], lse[..., None])[..., 0])
         out.copy_(back(s.softmax(-1) @ flat(v), out))
 
-    def backward(q, k, v, out, lse, grad, gradients, blocks, scale):
+    def backward(q, k, v, out, lse, grad, gradients, blocks, units, scale, bias, softcap, delta):
+        assert (units, softcap, bias.form, delta) == ((scale * LOG2E, 1.0), False, 0, None)
         assert int(blocks[0, 0]) == sum(-(-n // 128) for n in tokens.tolist())
         p = (scores(q, k, scale) - flat(lse[..., None])).exp()
         dp = flat(grad) @ flat(v).transpose(1, 2)
@@ -214,8 +217,8 @@ def test_the_fused_kernel_hands_over_what_it_wants(monkeypatch):
         ran.append(blocks)
 
     monkeypatch.setattr(documents, "has_gluon", lambda device: True)
-    monkeypatch.setattr(hopper_documents, "attend_documents", forward)
-    monkeypatch.setattr(hopper_documents_backward, "document_gradients", backward)
+    monkeypatch.setattr(hopper_rows, "attend_rows", forward)
+    monkeypatch.setattr(hopper_rows_backward, "row_gradients", backward)
     q, upstream = (side_by_side(2, H, 900, D, torch.bfloat16) for _ in range(2))
     k, v = (side_by_side(2, G, 900, D, torch.bfloat16) for _ in range(2))
     need, runs = Need(Causal() & SameSegment(), 0.2, normalise=Softmax(1.5)), []

@@ -13,7 +13,7 @@ from vantage.spec.positions import EMPTY, Known, Pair, Positions
 def test_arange_runs_from_its_start_in_every_row():
     pos = Positions.arange(2, 3, start=4)
     assert pos.pos.tolist() == pos.order.tolist() == [[4, 5, 6], [4, 5, 6]]
-    assert pos.known == Known(4, (4, 6), (4, 6), (3, 3), empty=False, same_rows=True, runs=True)
+    assert pos.known == Known(4, (4, 6), (4, 6), (3, 3), empty=False, same_rows=True, runs=True, rising=True)
     assert pos.segment is None
     assert pos.length is None
 
@@ -115,10 +115,10 @@ def test_from_mask_counts_the_tokens():
 def test_onward_goes_on_from_each_rows_start():
     pos = Positions.onward(torch.tensor([4, 0]), 3)
     assert pos.pos.tolist() == pos.order.tolist() == [[4, 5, 6], [0, 1, 2]]
-    assert pos.known == Known(None, (0, 6), (0, 6), (3, 3), empty=False, same_rows=False, runs=True)
+    assert pos.known == Known(None, (0, 6), (0, 6), (3, 3), empty=False, same_rows=False, runs=True, rising=True)
     assert Positions.onward(torch.tensor([4, 4]), 3).known == Known.run(4, 2, 3)
     dark = Positions.onward(torch.empty(2, dtype=torch.long, device="meta"), 3).known
-    assert dark == Known(counts=(3, 3), empty=False, runs=True)  # as much as is known without looking
+    assert dark == Known(counts=(3, 3), empty=False, runs=True, rising=True)  # as much as is known without looking
 
 
 def test_packed_documents_restart():

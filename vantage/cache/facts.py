@@ -69,7 +69,7 @@ def holds_nothing(known: Known) -> bool:
 
 def unlike(known: Known) -> Known:
     """The facts of rows that carry documents: never a plain run, never the same."""
-    return replace(known, first=None, runs=False, same_rows=False)
+    return replace(known, first=None, runs=False, rising=False, same_rows=False)
 
 
 def picked(known: Known, index: Sequence[int]) -> Known:

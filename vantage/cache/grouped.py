@@ -228,7 +228,9 @@ class Grouped(Ledger):
         next_B = torch.minimum(state.next, limit)
         start, next_B, top = (torch.where(gone, 0, x) for x in (state.start, next_B, state.top))
         tables = state.tables.keep(state.tables.order < limit[:, None])
-        known = replace(state.known, first=None, runs=False, counts=None, empty=True, same_rows=state.known.same_rows)
+        known = replace(
+            state.known, first=None, runs=False, rising=False, counts=None, empty=True, same_rows=state.known.same_rows
+        )
         known = known if len(set(to)) == 1 else replace(known, same_rows=False)
         self._state = self._before = self._read(_Rows(start, next_B, top, tables, known, state.most, None))
 

@@ -138,7 +138,7 @@ def at_rest(pos: Positions) -> Positions:
     if length is None:
         top = highest(pos)
         length = None if top is None else top + 1
-    known = replace(pos.known, first=None, runs=False, pos=(0, 0), documents=None)
+    known = replace(pos.known, first=None, runs=False, rising=False, pos=(0, 0), documents=None)
     return Positions(torch.zeros_like(pos.pos), pos.order, pos.segment, known, length)
 
 

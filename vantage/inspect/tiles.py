@@ -217,4 +217,4 @@ def _slice(pos: Positions, low: int, high: int) -> Positions:
 
 def _fewer(known: Known) -> Known:
     """What still holds of some of the places: bounds are bounds of fewer, too."""
-    return replace(known, first=None, runs=False, counts=None)
+    return replace(known, first=None, runs=False, rising=False, counts=None)

@@ -13,7 +13,14 @@ from torch import Tensor
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
 from vantage.kernels.compiler_constants import constant_when_compiled
 from vantage.kernels.cudnn_operator import attend, forward_op, side_by_side, suits
-from vantage.kernels.documents import blocks_of_keys, document_starts, documents_on_hopper
+from vantage.kernels.documents import (
+    blocks_of_keys,
+    blocks_of_rows,
+    document_starts,
+    documents_on_hopper,
+    may_add_up,
+    rows_on_hopper,
+)
 from vantage.kernels.fused import Fused
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.recurring import RecurringShapes
@@ -193,14 +200,22 @@ def _layer_calls(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Lay
         return None
     q_, k_, v_ = (suits(x, packed=graph.offsets is not None) for x in (q, k, v))
     key_blocks = _key_blocks(q, k, v, pair, need) if torch.is_grad_enabled() else None
-    return LayerCalls(PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths, key_blocks), (q_, k_, v_))
+    form = form_of_need(need)
+    slopes = form.slopes.float().contiguous() if isinstance(form, Slope) and key_blocks is not None else None
+    calls = PassCalls(graph.options, graph.scale, graph.offsets, graph.lengths, key_blocks, slopes)
+    return LayerCalls(calls, (q_, k_, v_))
 
 
 def _key_blocks(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Tensor | None:
-    """Of documents whose gradients gpu/hopper_documents_backward.py makes, which is faster than cuDNN there."""
+    """Of rows and documents whose gradients gpu/hopper_rows_backward.py makes, which is faster than cuDNN."""
     flags = mask_flags(visible(need.mask, pair))
-    documents = None if flags is None or need.bias is not None else documents_on_hopper(q, k, v, flags, pair)
-    return None if documents is None else blocks_of_keys(q, k, pair, documents)
+    if flags is None or need.sinks is not None:
+        return None
+    if (documents := documents_on_hopper(q, k, v, flags, pair)) is not None:
+        return blocks_of_keys(q, k, pair, documents) if need.bias is None else None
+    if not rows_on_hopper(q, k, v, flags, pair) or not may_add_up(q, k, len(q)):
+        return None
+    return blocks_of_rows(len(q), q.shape[2], q.device)[1]
 
 
 def _graph(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Graph | None:

@@ -1,31 +1,46 @@
-"""Where the documents of packed rows lie, worked out on the device: nothing is read back."""
+"""Where documents lie in packed rows, worked out on the device: nothing is read back. A whole row is one, too."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor
 
+from vantage.kernels.by_form import runs
 from vantage.kernels.gluon import has_gluon
 from vantage.kernels.mask_flags import MaskFlags
 from vantage.spec.positions import Pair, Positions
 
 HOPPER_TILE = 128  # queries and keys of a tile of the passes for Hopper, and the fewest queries they pay for
 HALF_TILE = 64  # queries of a tile of their backward pass
-HEADS = (64, 128)  # widths of heads that gpu/hopper_documents.py and its backward pass have
+HEADS = (64, 128)  # widths of heads that gpu/hopper_rows.py and its backward pass have
 
 
 def documents_on_hopper(q: Tensor, k: Tensor, v: Tensor, flags: MaskFlags, pair: Pair) -> int | None:
-    """How many documents there are, where gpu/hopper_documents.py has their mask, heads and places: they look back at
+    """How many documents there are, where gpu/hopper_rows.py has their mask, heads and places: they look back at
     themselves, and there is no empty place. ``None`` where it has not."""
-    if torch.compiler.is_compiling() or not has_gluon(q.device) or flags != MaskFlags(causal=True, segments=True):
-        return None
-    T = pair.q.shape[1]
-    if pair.k.shape[1] != T or T < HOPPER_TILE or pair.q.known.empty:
-        return None
-    if q.shape[3] not in HEADS or v.shape[3] != q.shape[3] or q.element_size() != 2:
+    if flags != MaskFlags(causal=True, segments=True) or not _on_hopper(q, k, v) or pair.q.known.empty:
         return None
     documents = documents_alone(pair)
     return None if documents is None else documents[0]
+
+
+def rows_on_hopper(q: Tensor, k: Tensor, v: Tensor, flags: MaskFlags, pair: Pair) -> bool:
+    """Whether gpu/hopper_rows.py and its backward pass have whole rows: they look back at themselves, and their
+    positions never fall."""
+    if flags != MaskFlags(causal=True) or not _on_hopper(q, k, v):
+        return False
+    same = pair.q.order is pair.k.order and pair.q.pos is pair.k.pos and pair.q.known.rising
+    return same or (runs(pair) and pair.q.known.first == pair.k.known.first)
+
+
+def _on_hopper(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether they have as many keys as queries, and such heads."""
+    if torch.compiler.is_compiling() or not has_gluon(q.device):
+        return False
+    enough = k.shape[2] == q.shape[2] >= HOPPER_TILE
+    return enough and q.shape[3] in HEADS and v.shape[3] == q.shape[3] and q.element_size() == 2
 
 
 def blocks_of_queries(pair: Pair, documents: int) -> Tensor:
@@ -35,14 +50,28 @@ def blocks_of_queries(pair: Pair, documents: int) -> Tensor:
 
 
 def blocks_of_keys(q: Tensor, k: Tensor, pair: Pair, documents: int) -> Tensor | None:
-    """``key_blocks``, made once for all layers; ``None`` where the backward pass's sums of queries' gradients, float32
-    and in whole blocks for each document, would take more memory than q, k, v and the output, and where torch is told
-    to be deterministic, since these sums have no order."""
-    B, H, T, _ = q.shape
-    if documents * HOPPER_TILE * H > B * T * k.shape[1] or torch.are_deterministic_algorithms_enabled():
+    """``key_blocks``, made once for all layers; ``None`` where the backward pass does not run (``may_add_up``)."""
+    if not may_add_up(q, k, documents):
         return None
     with torch.inference_mode(False):
         return pair.once("key blocks", lambda: key_blocks(pair.q, documents, HOPPER_TILE, HALF_TILE))
+
+
+def may_add_up(q: Tensor, k: Tensor, documents: int) -> bool:
+    """Whether the backward pass may have its sums of queries' gradients: float32 and in whole blocks for each document
+    or row, they must not take more memory than q, k, v and the output; and they have no order, so that torch must not
+    be told to be deterministic."""
+    B, H, T, _ = q.shape
+    return documents * HOPPER_TILE * H <= B * T * k.shape[1] and not torch.are_deterministic_algorithms_enabled()
+
+
+@functools.lru_cache(maxsize=64)
+def blocks_of_rows(rows: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``document_blocks`` and ``key_blocks`` of whole rows. Kept from pass to pass: lengths come again."""
+    with torch.inference_mode(False):
+        at = Positions.packed([[tokens]] * rows)
+        lists = document_blocks(at, rows, HOPPER_TILE), key_blocks(at, rows, HOPPER_TILE, HALF_TILE)
+        return lists[0].to(device), lists[1].to(device)
 
 
 def documents_alone(pair: Pair) -> tuple[int, int] | None:

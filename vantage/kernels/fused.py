@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,11 @@ from vantage.kernels.documents import (
     HOPPER_TILE,
     blocks_of_keys,
     blocks_of_queries,
+    blocks_of_rows,
     documents_on_hopper,
     is_side_by_side,
+    may_add_up,
+    rows_on_hopper,
 )
 from vantage.kernels.fused_bias import (
     BiasTensors,
@@ -28,9 +32,10 @@ from vantage.kernels.fused_bias import (
     form_to_run,
     learns,
     offset,
+    with_bank,
     with_values,
 )
-from vantage.kernels.fused_operator import BACKWARD, DISTANCE_KEYS, FORWARD, FusedPlan, attend
+from vantage.kernels.fused_operator import BACKWARD, DISTANCE_KEYS, FORWARD, SLOPE, TABLES, FusedPlan, attend
 from vantage.kernels.gluon import has_gluon
 from vantage.kernels.mask_flags import MaskFlags, mask_flags
 from vantage.kernels.tile_ranges import TileRanges, tile_ranges
@@ -42,7 +47,6 @@ from vantage.spec.forms import (
     RatioNetwork,
     RatioPieces,
     RowTable,
-    Slope,
     ValueTable,
     value_form_of,
 )
@@ -57,6 +61,7 @@ LONGEST_TABLE = 1_024  # distances of a table that is learned: each query keeps 
 WIDEST_VALUES = 129  # distances that a value may have a vector for: they are one tile
 MAX_BREAKS = 64  # break points of a function in pieces
 WIDE_HEAD = 128  # with heads of 64 it is no faster than the pass for all GPUs
+LONG_ROW = 1_024  # tokens from which on gpu/causal_rows.py is slower than the backward pass for Hopper
 WIDE_ALWAYS, WIDE_ONE_SIDED = {0, 6}, {1, 2, 3, 4}  # forms by number, as in fused_bias.NUMBERS
 
 
@@ -98,8 +103,14 @@ class Fused:
         if plan.whole_rows != FORWARD | BACKWARD:
             beyond = bias.beyond if flags.one_sided else None
             places = pair.once(("fused", flags, block, beyond), lambda: _lasting_places(pair, flags, block, beyond))
-        blocks = _document_blocks(q_BHTd, view, flags, pair, need)
-        wide = _wide(q_BHTd, view, bias, flags, pair) if blocks is None else blocks
+        rows = _rows_on_hopper(q_BHTd, view, flags, pair, need, plan)
+        wide = _wide(q_BHTd, view, bias, flags, pair) if rows.queries is None else (rows.queries, None)
+        if (
+            plan.form == TABLES[0]
+            and plan.banks
+            and (torch.is_grad_enabled() or not (plan.whole_rows or wide[0] is not None))
+        ):
+            bias = with_bank(bias, pair, block)
         out, lse = attend(
             q_BHTd,
             view.k,
@@ -109,6 +120,8 @@ class Fused:
             sinks,
             *places,
             *wide,
+            rows.keys,
+            rows.positions,
             [int(x) for x in plan],
             [need.scale, need.softcap or 0.0, cool, *bias.factor],
         )
@@ -246,18 +259,48 @@ def _wide(
     return ranges.keys, tiles
 
 
-def _document_blocks(
-    q: Tensor, view: View, flags: MaskFlags, pair: Pair, need: Need
-) -> tuple[Tensor, Tensor | None] | None:
-    """What gpu/hopper_documents.py and its backward pass take one by one, of documents that look back at themselves;
-    ``None`` where the first has not their mask, bias, heads, places or layout. The second has no slopes."""
-    plain = need.softcap is None and need.sinks is None and need.value_bias is None
-    if not plain or not isinstance(form := form_of_need(need), Slope | None):
+class RowsOnHopper(NamedTuple):
+    """What gpu/hopper_rows.py and its backward pass take one by one, of rows or documents that look back at themselves;
+    ``None`` for a pass that does not run. And the positions of rows, where they do not run on."""
+
+    queries: Tensor | None = None
+    keys: Tensor | None = None
+    positions: Tensor | None = None
+
+
+def _rows_on_hopper(q: Tensor, view: View, flags: MaskFlags, pair: Pair, need: Need, plan: FusedPlan) -> RowsOnHopper:
+    if need.value_bias is not None or plan.form not in (0, SLOPE, TABLES[0]) or (plan.form and not plan.one_sided):
+        return RowsOnHopper()
+    alone = need.softcap is None and need.sinks is None and plan.form != TABLES[0]
+    forward = alone and all(is_side_by_side(x) for x in (q, view.k, view.v))
+    # a slope's gradient takes sums that are not made there; a table's, tiles that have no more rows than there are
+    learns_more = plan.learned and (plan.form != TABLES[0] or not plan.banks or q.shape[2] % plan.block)
+    backward = torch.is_grad_enabled() and not learns_more
+    if (documents := documents_on_hopper(q, view.k, view.v, flags, pair)) is not None and plan.form != TABLES[0]:
+        return RowsOnHopper(
+            blocks_of_queries(pair, documents) if forward else None,
+            blocks_of_keys(q, view.k, pair, documents) if backward else None,
+        )
+    if not rows_on_hopper(q, view.k, view.v, flags, pair) or (plan.form == TABLES[0] and not plan.banks):
+        return RowsOnHopper()
+    B, _, T, _ = q.shape
+    queries, keys = blocks_of_rows(B, T, q.device)
+    short = plan.whole_rows & BACKWARD and T < LONG_ROW
+    backward = backward and not short and may_add_up(q, view.k, B)
+    return RowsOnHopper(
+        queries if forward and not runs(pair) else None,
+        keys if backward else None,
+        _gathered(pair) if plan.form else None,
+    )
+
+
+def _gathered(pair: Pair) -> Tensor | None:
+    """The position of each token of each row; ``None`` where they run on."""
+    if runs(pair):
         return None
-    documents = documents_on_hopper(q, view.k, view.v, flags, pair)
-    if documents is None or not all(is_side_by_side(x) for x in (q, view.k, view.v)):
-        return None
-    return blocks_of_queries(pair, documents), None if form else blocks_of_keys(q, view.k, pair, documents)
+    dtype = torch.float32 if _fractional(pair) else torch.int32
+    with torch.inference_mode(False):
+        return pair.once("row positions", lambda: pair.q.pos.to(dtype).contiguous())
 
 
 def _fractional(pair: Pair) -> bool:

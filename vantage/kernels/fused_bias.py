@@ -84,11 +84,9 @@ def bias_tensors(
     if low < 0 and flags.one_sided and runs(pair):  # no query meets a negative distance
         values, low = values[..., min(-low, values.shape[-1] - 1) :], min(0, low + values.shape[-1] - 1)
     values, width = _float(values, cool), values.shape[-1]
-    ready = None
-    if isinstance(form, DistanceTable) and flags.one_sided and runs(pair) and width <= MAX_BANKED:
-        ready = bank(values.detach(), low, offset(pair) % block, block)
-    banks = 0 if ready is None else ready.shape[1]
-    return BiasTensors(number, values, ready, low, width, low + width - 1, banks)
+    known = isinstance(form, DistanceTable) and flags.one_sided and runs(pair) and width <= MAX_BANKED
+    banks = bank_size(low, width, block) if known else 0
+    return BiasTensors(number, values, None, low, width, low + width - 1, banks)
 
 
 def break_points(form: Form | None) -> int:
@@ -144,11 +142,21 @@ def with_values(bias: BiasTensors, form: ValueTable | None) -> BiasTensors:
     return bias._replace(two=_float(form.values[form.values.shape[0] - bias.width :], 1.0), banks=1)
 
 
+def bank_size(low: int, width: int, block: int) -> int:
+    return -(-max(low + width, 1) // block) + 3
+
+
+def with_bank(bias: BiasTensors, pair: Pair, block: int) -> BiasTensors:
+    """A table with the biases of its tiles, for the kernels that read those."""
+    assert bias.one is not None
+    return bias._replace(two=bank(bias.one.detach(), bias.low, offset(pair) % block, block))
+
+
 def bank(values_HW: Tensor, low: int, rest: int, block: int) -> Tensor:
     """(H, n, block, block) in units of log2: the biases of tiles in which queries stand one block behind, none, one
     ahead and so on, and ``rest`` places, less what is far away. The last of them is 0 all over."""
     width, device = values_HW.shape[-1], values_HW.device
-    n = -(-max(low + width, 1) // block) + 3
+    n = bank_size(low, width, block)
     along = torch.arange(block, device=device)
     distance = (torch.arange(n, device=device) - 1)[:, None, None] * block + rest + along[:, None] - along
     centred = (values_HW - values_HW[:, -1:]) * LOG2E

@@ -103,7 +103,7 @@ backward_op = _operator("attend_back", _backward_of_kernels, _fake_backward)
 
 class FusedAttention(torch.autograd.Function):
     """q (B, H, T, d), k and v (B, G, S, d or e), two tensors of the bias, sinks, places, tile ranges,
-    what the pass for Hopper reads besides, plan, factors. The context comes first, and is not filled by a function of
+    what the passes for Hopper read besides, plan, factors. The context comes first, and is not filled by a function of
     its own: torch would read the signature in every call."""
 
     @staticmethod
@@ -142,7 +142,7 @@ class FusedAttention(torch.autograd.Function):
             if sinks is not None:
                 d_sinks = -to_sink * shared
                 d_sinks = d_sinks.sum((0, 2)) if sinks.dim() == 1 else d_sinks
-        return dq, dk, dv, d_one, d_two, d_sinks, *[None] * 8
+        return dq, dk, dv, d_one, d_two, d_sinks, *[None] * (len(tensors) - 3 + 2)  # and plan and factors
 
 
 def attend(*inputs: Any) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,7 @@ def joined(shares: list[Positions], sequence: Tensor | None) -> Positions:
     segment = None if first.segment is None else put([s.segment for s in shares if s.segment is not None])
     axes = None if first.axes is None else put([s.axes for s in shares if s.axes is not None], 2)
     whole = Positions.of(put([s.pos for s in shares]), order=put([s.order for s in shares]), segment=segment)
-    known = whole.known if axes is None else replace(whole.known, first=None, same_rows=False, runs=False)
+    known = whole.known if axes is None else replace(whole.known, first=None, same_rows=False, runs=False, rising=False)
     if known == Known():  # on a device from where nothing is read
         known = replace(known, pos=first.known.pos)
     return replace(whole, known=known, axes=axes, length=first.length)

@@ -51,12 +51,13 @@ class Known:
     )
     limit: int | None = None  # no pos is higher, and perhaps none is as high; where ``pos`` is not known
     runs: bool = False  # every row runs on by one from a start of its own, in pos and order alike, no place empty
+    rising: bool = False  # the same of the order alone, while pos never falls
 
     @staticmethod
     def run(first: int, rows: int, width: int) -> Known:
         """The facts of rows that all run from ``first``."""
         bounds = (first, first + width - 1) if width else None
-        return Known(first, bounds, bounds, (width,) * rows, empty=False, same_rows=True, runs=True)
+        return Known(first, bounds, bounds, (width,) * rows, empty=False, same_rows=True, runs=True, rising=True)
 
     @staticmethod
     def read(pos_BT: Tensor, order_BT: Tensor) -> Known:
@@ -72,8 +73,10 @@ class Known:
         same = bool((order_BT == order_BT[:1]).all() and (pos_BT == pos_BT[:1]).all())
         empty = not bool(filled.all())
         steps = order_BT[:, :1] + torch.arange(order_BT.shape[1])
-        runs = not empty and bool((order_BT == steps).all() and (pos_BT == steps).all())
-        return Known(low if runs and same else None, (low, high), bounds, counts, empty, same, runs=runs)
+        runs_on = not empty and bool((order_BT == steps).all())
+        runs, rising = (runs_on and bool(x.all()) for x in (pos_BT == steps, pos_BT.diff() >= 0))
+        first = low if runs and same else None
+        return Known(first, (low, high), bounds, counts, empty, same, runs=runs, rising=rising)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +135,9 @@ class Positions:
         """Every row runs on from its own start, wherever the starts lie; no place is empty."""
         pos = starts_B[:, None] + torch.arange(width, device=starts_B.device)
         known = Known.read(pos, pos)
-        return Positions(pos, pos, known=replace(known, counts=(width,) * len(pos), empty=False, runs=True))
+        return Positions(
+            pos, pos, known=replace(known, counts=(width,) * len(pos), empty=False, runs=True, rising=True)
+        )
 
     @staticmethod
     def of(
@@ -162,7 +167,7 @@ class Positions:
             known = replace(known, pos=bounds, order=known.order or bounds)
         if segment is not None:
             documents = packed_documents(pos, order, segment)
-            known = replace(known, first=None, same_rows=False, documents=documents, runs=False)
+            known = replace(known, first=None, same_rows=False, documents=documents, runs=False, rising=False)
         return Positions(pos, order, segment, known)
 
     @staticmethod
@@ -175,7 +180,9 @@ class Positions:
             raise BadInput(f"axes have shape {tuple(axes.shape)}: give (axes, batch, tokens)")
         pos = axes.amax(0)
         where = Positions.of(pos, order=Positions.from_mask(pos >= 0, starts).order, segment=segment)
-        return replace(where, axes=axes, known=replace(where.known, first=None, same_rows=False, runs=False))
+        return replace(
+            where, axes=axes, known=replace(where.known, first=None, same_rows=False, runs=False, rising=False)
+        )
 
     @staticmethod
     def from_mask(mask: Tensor, starts: Tensor | None = None) -> Positions:
@@ -302,7 +309,7 @@ class Positions:
         """These columns, in any order."""
         segment = None if self.segment is None else self.segment[:, columns]
         # bounds are bounds of fewer, too
-        known = replace(self.known, first=None, counts=None, documents=None, runs=False)
+        known = replace(self.known, first=None, counts=None, documents=None, runs=False, rising=False)
         axes = None if self.axes is None else self.axes[:, :, columns]
         return Positions(self.pos[:, columns], self.order[:, columns], segment, known, self.length, axes)
 

@@ -20,6 +20,7 @@ from vantage.kernels.gpu.tiles import (
     ROW_TABLE,
     SLOPE,
     biased,
+    block_and_heads,
     column,
     place,
     scaled,
@@ -147,8 +148,8 @@ def query_step(
     ds = p * (dp - delta[:, None])
     if LEARNED and FORM == PIECES:
         one = piece_sums(
-            one, ds, r, first, last, qp, kp, m0, n, off, P0, P1, G0, tl.program_id(0), h, width, BLOCK,
-            FULL and ONE_SIDED,
+            one, ds, r, first, last, qp, kp, m0, n, off, P0, P1, G0, at * tl.cdiv(T, BLOCK) + m0 // BLOCK, h, width,
+            BLOCK, FULL and ONE_SIDED,
         )  # fmt: skip
     elif LEARNED and FORM <= 3:
         one, two = _bias_sums(ds, qp, kp, P0, P1, h, one, two, m0, n, off, BLOCK, FORM, FULL and ONE_SIDED, APPROXIMATE)
@@ -170,11 +171,11 @@ def query_gradients(
     E_TILE: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
     FLOAT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr,
     SEGMENT: tl.constexpr, EMPTY: tl.constexpr, BANKED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, LEARNED: tl.constexpr,
+    APPROXIMATE: tl.constexpr, LEARNED: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """DQ, and the sums G0 and G1 of a learned bias, for one block of queries of one head."""
-    block = blocks - 1 - tl.program_id(0) % blocks
-    at = (tl.program_id(0) // blocks).to(tl.int64)
+    block, at = block_and_heads(blocks, TOGETHER)
+    block = blocks - 1 - block
     b = at // H
     h = (at % H).to(tl.int32)
     g = (h // GROUP).to(tl.int64)
@@ -247,7 +248,8 @@ def query_gradients(
     out = DQ + b * db + h.to(tl.int64) * dh + qi.to(tl.int64)[:, None] * dt + c[None, :]
     tl.store(out, (dq * factor).to(DQ.dtype.element_ty), mask=inside[:, None] & (c < D)[None, :])
     if LEARNED and FORM == PIECES:
-        store_sums(one, shift, G0, G1, tl.program_id(0), width, at, T, qi, inside, tl.num_programs(0) // blocks)
+        program = at * blocks + block
+        store_sums(one, shift, G0, G1, program, width, at, T, qi, inside, tl.num_programs(0) // blocks)
     elif LEARNED and FORM <= 3:
         tl.store(G0 + at * T + qi, one, mask=inside)
         tl.store(G1 + at * T + qi, two, mask=inside)
@@ -320,12 +322,11 @@ def key_gradients(
     E_TILE: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr,
     FLOAT: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr,
     SEGMENT: tl.constexpr, EMPTY: tl.constexpr, BANKED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, LEARNED: tl.constexpr,
+    APPROXIMATE: tl.constexpr, LEARNED: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """DK and DV of one block of keys, summed over the heads that share them; G1: what a number for each key gets."""
     G: tl.constexpr = H // GROUP
-    block = tl.program_id(0) % blocks
-    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    block, pair = block_and_heads(blocks, TOGETHER)
     b = pair // G
     g = pair % G
     row = tl.where(rows > 1, b, 0).to(tl.int32)
@@ -355,8 +356,9 @@ def key_gradients(
         g_tiles = tl.make_tensor_descriptor(DO + b * gb + h.to(tl.int64) * gh, [T, E], [gt, 1], [BLOCK, E_TILE])
         kp = column(KP, P1, row, rows, at, kj, S, FORM, RUN, FLOAT)
         total = tl.zeros([BLOCK], tl.float32)
-        if FORM == PIECES and ONE_SIDED:
-            full_lo = easy_queries(full_lo, full_hi, n0, off, at, T, P1, width, BANKED, BLOCK, APPROXIMATE)
+        if FORM == PIECES and ONE_SIDED:  # noqa: SIM102 (known to the compiler, unlike the next)
+            if i == 0:  # where positions run on, heads do not differ in this
+                full_lo = easy_queries(full_lo, full_hi, n0, off, at, T, P1, width, BANKED, BLOCK, APPROXIMATE)
         for m0 in tl.range(lo * BLOCK, full_lo * BLOCK, BLOCK, num_stages=NEAR):
             dk, dv, total = key_step(
                 k, v, q_tiles, g_tiles, m0, n0, kj, ko, kp, ks, LINE, DELTA, QP, row, rows, at, h, P0, P1, T, S, off,

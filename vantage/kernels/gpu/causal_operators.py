@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vantage.kernels.fused_operator import BACKWARD, FORWARD, SLOPE, TABLES, FusedPlan
 from vantage.kernels.gpu import causal_rows, operators
-from vantage.kernels.gpu.table_gradient import shares_tiles, table_gradient
+from vantage.kernels.gpu.table_gradient import shares_tiles
 from vantage.spec.rounding import ceil_div
 
 NONE, LOG, TABLE = 0, 2, TABLES[0]
@@ -76,12 +76,7 @@ def attend_back(
             q, k, v, grad, lse, shared, dk, dv, *bias, *strides(q, k, v, grad, dk, dv), *sizes, scale[0], factor, **how
         )
         if shares_tiles(p):
-            one, two = tensors[:2]
-            assert one is not None
-            assert two is not None
-            general = operators.constants(q, k, v, p, factors) | {"num_warps": operators.warps(q, v)}
-            rows = (lse * operators.LOG2E, shared)
-            table_gradient(q, k, v, grad, rows, (one, two), one_sum, p, scale, general)
+            operators.table_of_rows(q, k, v, grad, lse, shared, tensors, one_sum, p, factors)
 
 
 def bias_of(

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from vantage.kernels.gpu.backward import key_step, query_step
 from vantage.kernels.gpu.count_tiles import by_count, first_column, gates_of, store_at, sums_of_later, triangle
-from vantage.kernels.gpu.tiles import scaled
+from vantage.kernels.gpu.tiles import block_and_heads, scaled
 
 
 @triton.jit
@@ -334,13 +334,12 @@ def key_gradients(
     cap, gate, weight, ratio, factor, H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     D_TILE: tl.constexpr, E_TILE: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr,
+    APPROXIMATE: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """DK and DV of one block of keys, summed over the heads that share them. ENDS (B, H, blocks): before which block of
     queries these keys are counted. BOUNDS are those of queries, RANGES those of keys."""
     G: tl.constexpr = H // GROUP
-    block = tl.program_id(0) % blocks
-    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    block, pair = block_and_heads(blocks, TOGETHER)
     b = pair // G
     g = pair % G
     n0 = block * BLOCK

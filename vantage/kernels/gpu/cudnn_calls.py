@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from vantage.kernels.cudnn_operator import empty_gradients, empty_outputs
+from vantage.kernels.fused_operator import SLOPE
 from vantage.kernels.gpu.cudnn_graphs import GraphOptions, Planned, execute, planned
+from vantage.kernels.gpu.far import LOG2E
 
 # of each a row of offsets, where there are documents
 OFFSETS = ("q", "k", "v", "o", "stats", "dq", "dk", "dv")
@@ -33,9 +35,12 @@ class PassCalls:
         offsets: Tensor | None = None,
         lengths: Tensor | None = None,
         key_blocks: Tensor | None = None,
+        slopes: Tensor | None = None,
     ):
-        """``key_blocks``: of documents whose gradients a kernel of our own makes, since it is faster."""
+        """``key_blocks``: of rows or documents whose gradients a kernel of our own makes, since it is faster; with
+        ``slopes`` (H,), if there are some."""
         self.how, self.scale, self.lengths, self.key_blocks = GraphOptions(*options), scale, lengths, key_blocks
+        self.slopes = slopes
         self.offsets = {} if offsets is None else dict(zip(OFFSETS, offsets.unbind(), strict=True))
         self.launches: dict[str, Launch] = {}
 
@@ -78,9 +83,11 @@ def attend_back(
     if grad.stride() != out.stride():  # offsets of documents are the output's, and plans are few
         grad = torch.empty_like(out).copy_(grad)
     if calls.key_blocks is not None:
-        from vantage.kernels.gpu.hopper_documents_backward import document_gradients
+        from vantage.kernels.gpu.hopper_rows import NO_BIAS, RowBias
+        from vantage.kernels.gpu.hopper_rows_backward import row_gradients
 
-        document_gradients(q, k, v, out, stats.squeeze(3), grad, (dq, dk, dv), calls.key_blocks, calls.scale)
+        units, bias = (calls.scale * LOG2E, 1.0), NO_BIAS if calls.slopes is None else RowBias(SLOPE, calls.slopes)
+        row_gradients(q, k, v, out, stats.squeeze(3), grad, (dq, dk, dv), calls.key_blocks, units, calls.scale, bias)
         return dq, dk, dv, None
     if calls.how.documents:  # in strides cuDNN 9.19 gave wrong gradients of queries and keys: so as theirs lie
         q, k, v = (

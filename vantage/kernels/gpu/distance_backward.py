@@ -11,7 +11,7 @@ import triton.language as tl
 
 from vantage.kernels.gpu.distance_tiles import kept_slot, kept_tiles_of, line_and_delta
 from vantage.kernels.gpu.skew import by_distance, by_key, product_with_distances
-from vantage.kernels.gpu.tiles import scaled, sees
+from vantage.kernels.gpu.tiles import block_and_heads, scaled, sees
 
 
 @triton.jit
@@ -170,13 +170,11 @@ def key_gradients(
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, F: tl.constexpr, D_TILE: tl.constexpr,
     E_TILE: tl.constexpr, F_TILE: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
-    APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
+    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """DK and DV of one block of keys, summed over the heads that share them."""
     G: tl.constexpr = H // GROUP
-    block = tl.program_id(0) % blocks
-    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    block, pair = block_and_heads(blocks, TOGETHER)
     b = pair // G
     g = pair % G
     n0 = block * BLOCK

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from vantage.kernels.gpu.skew import by_key, product_with_distances
-from vantage.kernels.gpu.tiles import LN2, LOG2E, scaled, sees
+from vantage.kernels.gpu.tiles import LN2, LOG2E, block_and_heads, scaled, sees
 
 
 @triton.jit
@@ -69,11 +69,12 @@ def attend_by_distance(
     F_TILE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PREFIX: tl.constexpr, SOFTCAP: tl.constexpr, OWN: tl.constexpr, HAS_C: tl.constexpr,
     HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, SHUFFLED: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. R (H, W, F): vectors of falling distances; ``lift``: the row of the distance
     off. ``OWN``: the bias has the attention's queries, and C (H, W) beside the product; else queries of its own, QR."""
-    block = blocks - 1 - tl.program_id(0) % blocks  # the longest rows first
-    at = (tl.program_id(0) // blocks).to(tl.int64)
+    block, at = block_and_heads(blocks, TOGETHER)
+    block = blocks - 1 - block  # the longest rows first
     b = at // H
     h = at % H
     g = h // GROUP

@@ -15,8 +15,8 @@ from vantage.spec.rounding import ceil_div
 
 Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-# Tiles in shared memory of a forward pass that fetches the next ones while it works. Backward, two programs at once
-# that wait for what they fetch were faster than one that does not.
+# Tiles in shared memory of a pass that fetches the next ones while it works. Backward, two programs at once that wait
+# for what they fetch were faster than one that does not: so there must be room for two.
 FETCHED_AHEAD = 13
 KEPT_SHARE = 2.25  # numbers of the scores' gradient that are kept, of those that the queries have
 FEWEST_PROGRAMS = 400  # blocks of queries that keep a GPU busy
@@ -34,6 +34,7 @@ def attend(
     B, H, T, _ = q.shape
     how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p, forward=True)
     how |= {"HAS_SINKS": tensors[2] is not None, "ROWS": _rows(q, p, how)}
+    how["TOGETHER"] = common.heads_at_once(q.shape[0] * k.shape[1])
     how["num_warps"] *= how["ROWS"] // p.block
     blocks = ceil_div(T, how["ROWS"])
     strides = (*_strides(q, k, v, qr, out), *common.sink_strides(tensors[2]), *r.stride()[:2])
@@ -97,7 +98,7 @@ def attend_back(
         _launch(
             distance_backward.key_gradients, key_blocks * B * G,
             (*inputs, dk, dv, query_ranges, *strides, *_strides(dk, dv), *r.stride()[:2], T, S, W, key_blocks,
-             *numbers, factor), how,
+             *numbers, factor), how | {"TOGETHER": common.heads_at_once(B * G)},
         )  # fmt: skip
         if p.learned and not kept.numel():
             _launch(
@@ -182,10 +183,11 @@ def _constants(
 
 def _shape(q: Tensor, v: Tensor, p: FusedPlan, *, forward: bool = False) -> dict[str, Any]:
     warps = common.warps(q, v)
-    room = FETCHED_AHEAD * p.block * common.row_bytes(q, v) + 4096 <= common.shared_memory(q.device)
+    programs = 1 if forward else 2
+    room = programs * (FETCHED_AHEAD * p.block * common.row_bytes(q, v) + 4096) <= common.shared_memory(q.device)
     shuffled = not _Turned.wrongly and q.is_cuda and q.element_size() == 2 and warps == WARPS and p.block == SIDE
     shuffled = shuffled and torch.cuda.get_device_capability(q.device)[0] == 9
-    return {"num_warps": warps, "num_stages": 2 if forward and room else 1, "SHUFFLED": shuffled}
+    return {"num_warps": warps, "num_stages": 2 if room else 1, "SHUFFLED": shuffled}
 
 
 def _rows(q: Tensor, p: FusedPlan, how: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Before and after the backward pass over documents for Hopper: what belongs to each query, and its gradient."""
+"""Around the backward pass over rows and documents on Hopper: what belongs to each query, and its gradient."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def _block(BLOCKS, number):
 
 @triton.jit(do_not_specialize=("T", "places"))
 def prepare(
-    OUT, GRAD, LSE, LINES, SUMS, BLOCKS, ot, gt, lb, lh, lt, T, places, D: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    OUT, GRAD, LSE, LINES, SUMS, DELTA, BLOCKS, ot, gt, lb, lh, lt, T, places, D: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, H: tl.constexpr, HAS_DELTA: tl.constexpr,
 ):  # fmt: skip
     """``LINES``, of each tile: log-sum-exps in units of log2, and output times gradient; +inf and 0 behind the end of a
-    document. ``SUMS``: zeros."""
+    document. ``SUMS``: zeros. ``DELTA`` (B, H, T): output times gradient once more."""
     h, number = tl.program_id(0), tl.program_id(1)  # heads lie side by side: what is read at once lies together
     if number < tl.load(BLOCKS):
         first, left, place = _block(BLOCKS, number)
@@ -36,7 +36,10 @@ def prepare(
         tile = (h * places + place).to(tl.int64)
         line = LINES + tile * 2 * ROWS + i // ROWS * 2 * ROWS + i % ROWS
         tl.store(line, lse)
-        tl.store(line + ROWS, tl.sum(out * grad, 1))
+        delta = tl.sum(out * grad, 1)
+        tl.store(line + ROWS, delta)
+        if HAS_DELTA:
+            tl.store(DELTA + (first // T * H + h) * T + first % T + i, delta, mask=inside)
         tl.store(SUMS + tile * ROWS * D + i[:, None] * D + c[None, :], tl.zeros((BLOCK, D), tl.float32))
 
 

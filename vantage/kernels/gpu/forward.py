@@ -17,6 +17,7 @@ from vantage.kernels.gpu.tiles import (
     ROW_TABLE,
     TABLE,
     biased,
+    block_and_heads,
     column,
     place,
     scaled,
@@ -106,11 +107,11 @@ def attend(
     BLOCK: tl.constexpr, FORM: tl.constexpr, ONE_SIDED: tl.constexpr, RUN: tl.constexpr, FLOAT: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PREFIX: tl.constexpr, SEGMENT: tl.constexpr,
     EMPTY: tl.constexpr, BANKED: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, MERGED: tl.constexpr,
+    PRECISION: tl.constexpr, APPROXIMATE: tl.constexpr, MERGED: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head."""
-    block = blocks - 1 - tl.program_id(0) % blocks  # the longest rows first
-    at = (tl.program_id(0) // blocks).to(tl.int64)
+    block, at = block_and_heads(blocks, TOGETHER)
+    block = blocks - 1 - block  # the longest rows first
     b = at // H
     h = (at % H).to(tl.int32)
     g = (h // GROUP).to(tl.int64)

@@ -25,14 +25,15 @@ from vantage.kernels.fused_operator import (
     FusedPlan,
 )
 from vantage.kernels.gpu import backward, forward, values
-from vantage.kernels.gpu.table_gradient import empty_table, shares_tiles, table_gradient
+from vantage.kernels.gpu.table_gradient import SHORT_ROW, empty_table, shares_tiles, table_gradient
 from vantage.spec.rounding import ceil_div, next_power_of_2
 
 Launch = Any  # triton's kernels: indexed by their grid, then called
 LOG2E = 1.4426950408889634
 OF_THEIR_OWN = {DISTANCE_KEYS: "distance_operators", COUNTS: "count_operators"}
-WIDE_RANGES, WIDE_BANK = 7, 8  # where ``unpack`` has them
+SINKS, WIDE_RANGES, WIDE_BANK, KEY_BLOCKS, POSITIONS = 2, 7, 8, 9, 10  # where ``unpack`` has them
 BLOCK_LIST = 2  # dimensions of a list of blocks, which a pass of its own takes; tile ranges have three
+HEADS_AT_ONCE = 16
 MAX_SHARED_BYTES = 232_448  # bytes that a block may share on Hopper; others have less
 
 
@@ -44,11 +45,13 @@ def attend(
     if p.form in OF_THEIR_OWN:
         return kernels_of(p.form).attend(q, k, v, tensors, p, factors)
     out, lse = empty_outputs(q, v)
-    one, two, sinks, q_places, k_places, ranges, _, _, _ = unpack(tensors, lse)
+    one, two, sinks, q_places, k_places, ranges, *_ = unpack(tensors, lse)
     q, k, v = (aligned(x) for x in (q, k, v))
     if (wide := tensors[WIDE_RANGES]) is not None:
         if wide.dim() == BLOCK_LIST:
-            in_blocks(q, k, v, out, lse, one if p.form else None, wide, factors[0] * factors[2])
+            from vantage.kernels.gpu import hopper_rows
+
+            hopper_rows.attend_rows(q, k, v, out, lse, wide, factors[0] * factors[2], row_bias(tensors, p))
         else:
             attend_on_hopper(q, k, v, out, lse, tensors, p, factors)
         return out, lse
@@ -78,7 +81,7 @@ def attend_on_hopper(
     """The forward pass by gpu/hopper.py."""
     from vantage.kernels.gpu import hopper
 
-    one, two, sinks, _, _, _, _, ranges, bank = unpack(tensors, lse)
+    one, two, sinks, _, _, _, _, ranges, bank, *_ = unpack(tensors, lse)
     two = two if tensors[WIDE_BANK] is None else bank
     B, H, T, D = q.shape
     blocks = ceil_div(T, hopper.BLOCK)
@@ -94,13 +97,43 @@ def attend_on_hopper(
         )  # fmt: skip
 
 
-def in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, slopes: Tensor | None, blocks: Tensor, scale: float
-) -> None:
-    """The same of whole documents or rows by gpu/hopper_documents.py, without a bias or with slopes."""
-    from vantage.kernels.gpu import hopper_documents
+def row_bias(tensors: list[Tensor | None], p: FusedPlan) -> Any:
+    """The bias as the passes over rows and documents take it."""
+    from vantage.kernels.gpu.hopper_rows import RowBias
 
-    hopper_documents.attend_documents(q, k, v, out, lse, slopes, blocks, scale)
+    return RowBias(p.form, tensors[0] if p.form else None, p.low, p.width, tensors[POSITIONS])
+
+
+def rows_back_on_hopper(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, gradients: tuple[Tensor, ...],
+    tensors: list[Tensor | None], p: FusedPlan, factors: list[float],
+) -> None:  # fmt: skip
+    """The backward pass of whole rows or documents by gpu/hopper_rows_backward.py."""
+    from vantage.kernels.gpu.hopper_rows_backward import row_gradients
+
+    dq, dk, dv, one_sum, _, delta = gradients
+    blocks = tensors[KEY_BLOCKS]
+    assert blocks is not None
+    needs_delta = p.learned or tensors[SINKS] is not None
+    row_gradients(
+        q, k, v, out, lse, grad, (dq, dk, dv), blocks, units(factors), factors[0] * factors[2], row_bias(tensors, p),
+        softcap=factors[1] > 0, delta=delta if needs_delta else None,
+    )  # fmt: skip
+    if shares_tiles(p):
+        table_of_rows(q, k, v, grad, lse, delta, tensors, one_sum, p, factors)
+
+
+def table_of_rows(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor, tensors: list[Tensor | None],
+    table: Tensor, p: FusedPlan, factors: list[float],
+) -> None:  # fmt: skip
+    """A table's gradient, where rows are whole blocks; ``delta``: what rows' gradients are less."""
+    one, two = tensors[:2]
+    assert one is not None
+    assert two is not None
+    how = constants(q, k, v, p, factors) | {"num_warps": warps(q, v)}
+    with on(q):
+        table_gradient(q, k, v, grad, (lse * LOG2E, delta), (one, two), table, p, units(factors), how)
 
 
 def add_values(
@@ -114,7 +147,7 @@ def add_values(
     one, two, sinks, q_places, k_places, ranges = tensors
     strides = (*q.stride()[:3], *k.stride()[:3], *out.stride()[:3], *sink_strides(sinks if has_sinks else None))
     kernel: Launch = values.add_values
-    del how["BANKED"]
+    del how["BANKED"], how["TOGETHER"]
     with on(q):
         kernel[(blocks * B * H,)](
             q, k, out, lse, one, two, sinks, mass, q_places, k_places, ranges, *strides, T, k.shape[2], blocks,
@@ -151,13 +184,10 @@ def attend_back(
     if p.form in OF_THEIR_OWN:
         return kernels_of(p.form).attend_back(q, k, v, out, lse, grad, grad_lse, tensors, p, factors)
     dq, dk, dv, one_sum, two_sum, delta = gradients = empty_gradients(q, k, v, plan, tensors)
-    one, two, _, q_places, k_places, key_ranges, query_ranges, _, _ = unpack(tensors, lse)
+    one, two, _, q_places, k_places, key_ranges, query_ranges, *_ = unpack(tensors, lse)
     q, k, v, grad = (aligned(x) for x in (q, k, v, grad))
-    wide, key_blocks = tensors[WIDE_RANGES], tensors[WIDE_BANK]
-    if wide is not None and wide.dim() == BLOCK_LIST and key_blocks is not None and grad_lse is None:
-        from vantage.kernels.gpu.hopper_documents_backward import document_gradients
-
-        document_gradients(q, k, v, out, lse, grad, (dq, dk, dv), key_blocks, factors[0] * factors[2])
+    if tensors[KEY_BLOCKS] is not None and grad_lse is None:
+        rows_back_on_hopper(q, k, v, out, lse, grad, gradients, tensors, p, factors)
         return gradients
     if p.whole_rows & BACKWARD:
         causal_kernels().attend_back(q, k, v, out, lse, grad, grad_lse, gradients, tensors, p, factors)
@@ -189,6 +219,8 @@ def attend_back(
             *inputs, *dq.stride()[:3], T, S, blocks, *numbers, **how,
             LEARNED=bool(p.learned and p.form != BY_KEY and not by_tiles),
         )  # fmt: skip
+        if p.form == PIECES and row_bytes(q, v) > SHORT_ROW:  # registers spill, and more with a second stage
+            how["num_stages"] = 1
         launch = backward.key_gradients
         launch[(key_blocks * B * G,)](
             q, k, v, grad, line, shared, dk, dv, one, two, two_sum, q_places, k_places, query_ranges,
@@ -225,7 +257,8 @@ def units(factors: list[float]) -> tuple[float, float]:
 
 def unpack(tensors: list[Tensor | None], other: Tensor) -> list[Tensor]:
     """Two tensors of the bias, sinks, places of queries and keys, tile ranges of both; for Hopper tile ranges and the
-    biases of tiles; of documents blocks of queries and of keys instead. ``other`` for ``None``."""
+    biases of tiles; of rows or documents there blocks of queries instead, blocks of keys, and positions. ``other`` for
+    ``None``."""
     return [other if x is None else x for x in tensors]
 
 
@@ -282,7 +315,13 @@ def constants(q: Tensor, k: Tensor, v: Tensor, p: FusedPlan, factors: list[float
         "SEGMENT": bool(p.segments), "EMPTY": bool(p.empty),
         "BANKED": p.banks if p.form == PIECES else p.banks > 0, "SOFTCAP": factors[1] > 0,
         "PRECISION": "tf32x3" if full else "tf32", "APPROXIMATE": q.is_cuda and not full and not torch.version.hip,
+        "TOGETHER": heads_at_once(q.shape[0] * k.shape[1]),
     }  # fmt: skip
+
+
+def heads_at_once(heads: int) -> int:
+    """Heads whose blocks are worked on at once, the longest first. Not all: what they read is to stay in the cache."""
+    return next(n for n in (HEADS_AT_ONCE, 8, 4, 2, 1) if heads % n == 0)
 
 
 def tile(width: int) -> int:

@@ -17,6 +17,15 @@ NONE, SLOPE, LOG, POWER, TABLE, ROW_TABLE, QUERY_AND_KEY, PIECES = (tl.constexpr
 
 
 @triton.jit
+def block_and_heads(blocks, TOGETHER: tl.constexpr):
+    """What a program works on: block by block of so many heads at once, so that the longest rows of all of these come
+    first; of heads one after the other the last one's longest would be waited for."""
+    within = tl.program_id(0) % (blocks * TOGETHER)
+    heads = tl.program_id(0) // (blocks * TOGETHER) * TOGETHER + within % TOGETHER
+    return within // TOGETHER, heads.to(tl.int64)
+
+
+@triton.jit
 def floor_div(x, BLOCK: tl.constexpr):
     """Of a number that may be negative, where a division of whole numbers rounds towards 0; ``BLOCK`` divides 2^30."""
     return (x + 1073741824) // BLOCK - 1073741824 // BLOCK

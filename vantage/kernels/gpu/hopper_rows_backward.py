@@ -1,4 +1,4 @@
-"""Documents that look back at themselves: a backward pass for Hopper (compute capability 9.0), in Gluon.
+"""Rows and documents that look back at themselves: a backward pass for Hopper (compute capability 9.0), in Gluon.
 
 A program stays on each multiprocessor and takes the next block of 128 keys from a counter, those with the most queries
 first. For a block it goes over its document's queries, 64 at a time. The roles are those of FlashAttention 3 (Shah et
@@ -6,6 +6,10 @@ al. 2024): one warp copies, two groups of four warps have 64 keys each, whose gr
 gradient goes through shared memory, and each group makes half of the columns of the queries' gradient from it, which
 the copy engine adds to a float32 sum in memory: these additions have no order, so that the last bits of the queries'
 gradient may differ from run to run, as they do in cuDNN's.
+
+A bias costs little here. What a slope takes of a query is added to its log-sum-exp by the warp that copies, and what it
+gives a key is one number for each row of a tile; both are measured from the block's first key, so that neither is
+large where a weight is. A table is looked up near the diagonal, and is one number for each head elsewhere.
 
 A group starts the scores of the next tile before it hands over the queries' gradient of this one, and the values'
 gradient before it needs the weights' gradient, so that the tensor cores have work while it computes.
@@ -31,10 +35,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from vantage.kernels.cudnn_operator import side_by_side
 from vantage.kernels.documents import is_side_by_side
+from vantage.kernels.gpu.causal_operators import NUMBERS
+from vantage.kernels.gpu.causal_rows import table_lines
 from vantage.kernels.gpu.document_rows import finish, prepare
-from vantage.kernels.gpu.hopper import LOG2E, ROWS
-from vantage.kernels.gpu.hopper_documents import BLOCK, processors
+from vantage.kernels.gpu.hopper import LOG2E, ROWS, SLOPE, TABLE
+from vantage.kernels.gpu.hopper_rows import BLOCK, NO_BIAS, RowBias, processors
 from vantage.kernels.gpu.operators import Launch, on
+from vantage.spec.rounding import ceil_div
 
 CONCURRENT_HEADS = 4  # of keys, whose blocks are worked on at once; with 16 a fifth slower, with 2 and 8 a little
 STAGES = 2  # tiles of queries on their way; three were slower
@@ -70,9 +77,29 @@ def _next_tile(h, j, tiles, GROUP: gl.constexpr):
 
 
 @gluon.jit
+def _with_query_bias(
+    of_rows, NUMBERS, POS, h, j, first, left, width, ROWS: gl.constexpr, FORM: gl.constexpr, GATHERED: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Log-sum-exps of a tile's queries (the first half) less what the bias takes of all of their keys."""
+    i = gl.arange(0, 2 * ROWS, LAYOUT)
+    if FORM == SLOPE:
+        after = j * ROWS + i
+        if GATHERED:
+            after = gl.load(POS + first + after, mask=(i < ROWS) & (after < left), other=0) - gl.load(POS + first)
+        slope = gl.load(NUMBERS + h) * LOG2E
+        of_rows += gl.where(i < ROWS, slope * after.to(gl.float32), 0.0)
+    elif FORM == TABLE:
+        far = gl.load(NUMBERS + h * width + width - 1) * LOG2E
+        of_rows -= gl.where(i < ROWS, far, 0.0)
+    return of_rows
+
+
+@gluon.jit
 def _copy(
-    q_tiles, grad_tiles, k_tiles, v_tiles, q, grad, k, v, lines, following, of_blocks, of_tiles, BLOCKS, LINES, COUNTER,
-    together, heads, places, D: gl.constexpr, GROUP: gl.constexpr,
+    q_tiles, grad_tiles, k_tiles, v_tiles, q, grad, k, v, lines, following, of_blocks, of_tiles, BLOCKS, LINES, NUMBERS,
+    POS, COUNTER, together, heads, places, width, D: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+    GATHERED: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies, and that says which block is next."""
     next_ready, next_free, k_ready, v_ready, keys_free = of_blocks
@@ -87,7 +114,7 @@ def _copy(
     n = 0  # tiles before its first
     while item < blocks * heads:
         ahead = gl.atomic_add(COUNTER, 1) + gl.num_programs(0)
-        g, first, _left, tiles, place = _block(BLOCKS, item, blocks, together)
+        g, first, left, tiles, place = _block(BLOCKS, item, blocks, together)
         mbarrier.wait(next_free, (i & 1) ^ 1)
         following.store(gl.full([1], ahead, gl.int32, ONE))
         mbarrier.arrive(next_ready, count=1)
@@ -96,6 +123,7 @@ def _copy(
         for t in range(tiles * GROUP):
             stage = (n + t) % stages
             of_rows = gl.load(LINES + (h * places + place + j).to(gl.int64) * 2 * ROWS + gl.arange(0, 2 * ROWS, FOUR))
+            of_rows = _with_query_bias(of_rows, NUMBERS, POS, h, j, first, left, width, ROWS, FORM, GATHERED, FOUR)
             mbarrier.wait(tile_free.index(stage), ((n + t) // stages & 1) ^ 1)
             token = first + j * ROWS
             mbarrier.expect(q_ready.index(stage), q_tiles.block_type.nbytes)
@@ -117,12 +145,20 @@ def _copy(
 
 
 @gluon.jit
+def _tanh(x):
+    """The special function unit's."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def _tile(
     part: gl.constexpr, n, j, more, s, lse, dk, dv, q, grad, k_held, v_held, ds_shared, dq_shared, lines, of_tiles,
-    dq_tiles, place, scale, S_LAYOUT: gl.constexpr, A_LAYOUT: gl.constexpr, D: gl.constexpr,
+    dq_tiles, place, scale, cap, by_key, TABLE_LINE, near, S_LAYOUT: gl.constexpr, A_LAYOUT: gl.constexpr,
+    D: gl.constexpr, FORM: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """The n-th tile that this program meets, the j-th of its block's keys and one head. ``s``: its scores; ``lse``: of
-    its queries, in units of log2. Returns those of the next tile, which is there if ``more``."""
+    its queries, in units of log2. Returns those of the next tile, which is there if ``more``. ``by_key``: what a slope
+    gives keys; ``near``: tiles in which a table is looked up."""
     _, grad_ready, _, ds_ready = of_tiles
     stages: gl.constexpr = q.shape[0]
     ROWS: gl.constexpr = q.shape[1]
@@ -135,13 +171,25 @@ def _tile(
     keys: gl.constexpr = part * ROWS
     turned = grad.index(stage).permute((1, 0))
     dp = warpgroup_mma(v.slice(keys, ROWS), turned, empty, use_acc=False, is_async=True)
-    p = gl.exp2(s * scale - lse[None, :])
+    key = keys + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
+    query = j * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, S_LAYOUT))
+    s = s * scale
+    bent = s
+    if SOFTCAP:
+        bent = _tanh(s)
+        s = bent * cap
+    if FORM == SLOPE:
+        s = s + by_key[:, None]
+    elif FORM == TABLE:  # noqa: SIM102 (known when it is compiled, unlike the next)
+        if j < near:
+            s = s + gl.load(TABLE_LINE + query[None, :] - key[:, None])
+    p = gl.exp2(s - lse[None, :])
     if j < 2:  # the diagonal
-        key = keys + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
-        query = j * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, S_LAYOUT))
         p = gl.where(key[:, None] <= query[None, :], p, 0.0)
     weights = gl.convert_layout(p.to(q.dtype), A_LAYOUT)
     dv = warpgroup_mma(weights, grad.index(stage), dv, is_async=True)
+    if SOFTCAP:
+        p = p * (1.0 - bent * bent)
     delta = lines.index(stage).slice(ROWS, ROWS).load(gl.SliceLayout(0, S_LAYOUT))
     dp = warpgroup_mma_wait(1, deps=[dp])
     ds = (p * (dp - delta[None, :])).to(q.dtype)
@@ -230,8 +278,9 @@ def _store(OUT, x, room, row, column, stride, inside):
 
 @gluon.jit
 def _attend_back(
-    part: gl.constexpr, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, DK, DV, dkt,
-    dvt, together, heads, places, scale, weight, D: gl.constexpr, GROUP: gl.constexpr,
+    part: gl.constexpr, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, NUMBERS, POS,
+    TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, scale, cap, weight, D: gl.constexpr,
+    GROUP: gl.constexpr, H: gl.constexpr, FORM: gl.constexpr, GATHERED: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of each block's keys, over all queries that see them."""
     next_ready, next_free, k_ready, v_ready, keys_free = of_blocks
@@ -256,6 +305,15 @@ def _attend_back(
         mbarrier.wait(k_ready, i & 1)
         h = g * GROUP
         j = 0
+        slope = 0.0
+        after = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S_LAYOUT))  # keys' positions behind the block's first
+        if FORM == SLOPE:
+            slope = gl.load(NUMBERS + h) * LOG2E
+            key = part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
+            if GATHERED:
+                after = (gl.load(POS + first + key, mask=key < left, other=0) - gl.load(POS + first)).to(gl.float32)
+            else:
+                after = key.to(gl.float32)
         if part == 0:
             mbarrier.wait(q_ready.index(n % stages), n // stages & 1)
             turned = q.index(n % stages).permute((1, 0))
@@ -268,9 +326,12 @@ def _attend_back(
             h, j = _next_tile(h, j, tiles, GROUP)
         mbarrier.wait(v_ready, i & 1)
         for t in range(part, tiles * GROUP):
+            if FORM == SLOPE and GROUP > 1:
+                slope = gl.load(NUMBERS + h) * LOG2E
             s, lse, dk, dv = _tile(
                 part, n + t, j, t + 1 < tiles * GROUP, s, lse, dk, dv, q, grad, k, v, ds, dq, lines, of_tiles, dq_tiles,
-                h * places + place, scale, S_LAYOUT, A_LAYOUT, D,
+                h * places + place, scale, cap, slope * after, TABLE_LINES + h * length + 2 * ROWS, near, S_LAYOUT,
+                A_LAYOUT, D, FORM, SOFTCAP,
             )  # fmt: skip
             h, j = _next_tile(h, j, tiles, GROUP)
         n += tiles * GROUP
@@ -287,13 +348,16 @@ def _attend_back(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=("tokens", "together", "heads", "places"))
+@gluon.jit(do_not_specialize=("tokens", "together", "heads", "places", "width", "length", "near"))
 def attend_back(
-    Q, K, V, GRAD, LINES, BLOCKS, COUNTER, SUMS, DK, DV, qt, kt, vt, gt, dkt, dvt, tokens, together, heads, places,
-    scale, weight, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    Q, K, V, GRAD, LINES, BLOCKS, COUNTER, SUMS, DK, DV, NUMBERS, POS, TABLE_LINES, qt, kt, vt, gt, dkt, dvt, tokens,
+    together, heads, places, width, length, near, scale, cap, weight, H: gl.constexpr, GROUP: gl.constexpr,
+    D: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, FORM: gl.constexpr, GATHERED: gl.constexpr,
+    SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """A program for each multiprocessor. ``BLOCKS``: of ``documents.key_blocks``; ``LINES`` and ``SUMS``: of
-    ``document_rows.prepare``, with as many ``places`` for tiles in each head."""
+    ``document_rows.prepare``, with as many ``places`` for tiles in each head. ``NUMBERS``: slopes (H,) or a table
+    (H, width); ``TABLE_LINES``: the table as ``causal_rows.table_lines`` has it; ``POS``: a position for each token."""
     dtype: gl.constexpr = Q.dtype.element_ty
     KEYS: gl.constexpr = 2 * ROWS
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, D], dtype)
@@ -339,16 +403,18 @@ def attend_back(
     gl.warp_specialize(
         [
             (_attend_back, (
-                0, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, DK, DV, dkt, dvt,
-                together, heads, places, scale, weight, D, GROUP,
+                0, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, NUMBERS, POS,
+                TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, scale, cap, weight, D, GROUP, H,
+                FORM, GATHERED, SOFTCAP,
             )),
             (_attend_back, (
-                1, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, DK, DV, dkt, dvt,
-                together, heads, places, scale, weight, D, GROUP,
+                1, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, NUMBERS, POS,
+                TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, scale, cap, weight, D, GROUP, H,
+                FORM, GATHERED, SOFTCAP,
             )),
             (_copy, (
                 q_tiles, grad_tiles, k_tiles, v_tiles, q, grad, k, v, lines, following, of_blocks, of_tiles, BLOCKS,
-                LINES, COUNTER, together, heads, places, D, GROUP,
+                LINES, NUMBERS, POS, COUNTER, together, heads, places, width, D, GROUP, FORM, GATHERED,
             )),
         ],
         [4, 1],
@@ -356,12 +422,15 @@ def attend_back(
     )  # fmt: skip
 
 
-def document_gradients(
+def row_gradients(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, gradients: tuple[Tensor, Tensor, Tensor],
-    blocks: Tensor, scale: float,
+    blocks: Tensor, units: tuple[float, float], weight: float, bias: RowBias = NO_BIAS, *, softcap: bool = False,
+    delta: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Gradients of q, k and v, into ``gradients``, for every token in one of ``blocks``. Heads of a token lie side by
-    side in ``out`` and ``gradients``; log-sum-exps (B, H, T) lie as they like."""
+    side in ``out`` and ``gradients``; log-sum-exps (B, H, T) lie as they like. ``units``: of ``operators.units``;
+    ``weight``: what scores' gradients are multiplied by; ``delta`` (B, H, T): to be filled with output times gradient,
+    row by row."""
     q, k, v, grad = (x if is_side_by_side(x) else side_by_side(x) for x in (q, k, v, grad))
     B, H, T, D = q.shape
     G, rows = k.shape[1], ROWS.value
@@ -372,17 +441,36 @@ def document_gradients(
     sums = q.new_empty(H, places * rows, D, dtype=torch.float32)
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     together = next(n for n in (CONCURRENT_HEADS, 2, 1) if G % n == 0)
+    scale, cap = units
     launch: Launch = prepare
     with on(q):
+        table_lines, length, near = _table_lines(bias)
         launch[(H, most)](
-            out, grad, lse, lines, sums, blocks, out.stride(2), grad.stride(2), *lse.stride()[:3], T, places, D=D,
-            BLOCK=BLOCK, ROWS=rows, num_warps=8,
+            out, grad, lse, lines, sums, lse if delta is None else delta, blocks, out.stride(2), grad.stride(2),
+            *lse.stride()[:3], T, places, D=D, BLOCK=BLOCK, ROWS=rows, H=H, HAS_DELTA=delta is not None, num_warps=8,
         )  # fmt: skip
         launch = attend_back
         launch[(min(processors(q.device.index or 0), most * G),)](
-            q, k, v, grad, lines, blocks, counter, sums, dk, dv, q.stride(2), k.stride(2), v.stride(2), grad.stride(2),
-            dk.stride(2), dv.stride(2), B * T, together, G, places, scale * LOG2E.value, scale, H=H, GROUP=H // G, D=D,
-            ROWS=rows, STAGES=STAGES, num_warps=4,
+            q, k, v, grad, lines, blocks, counter, sums, dk, dv, lines if bias.numbers is None else bias.numbers,
+            blocks if bias.positions is None else bias.positions, lines if table_lines is None else table_lines,
+            q.stride(2), k.stride(2), v.stride(2), grad.stride(2), dk.stride(2), dv.stride(2), B * T, together, G,
+            places, bias.width, length, near, scale, cap, weight, H=H, GROUP=H // G, D=D, ROWS=rows, STAGES=STAGES,
+            FORM=bias.form, GATHERED=bias.positions is not None, SOFTCAP=softcap, num_warps=4,
         )  # fmt: skip
         launch = finish
-        launch[(H, most)](sums, dq, blocks, dq.stride(2), places, scale, D=D, BLOCK=BLOCK, ROWS=rows, num_warps=8)
+        launch[(H, most)](sums, dq, blocks, dq.stride(2), places, weight, D=D, BLOCK=BLOCK, ROWS=rows, num_warps=8)
+
+
+def _table_lines(bias: RowBias) -> tuple[Tensor | None, int, int]:
+    """A table by distance from -BLOCK on, how long its lines are, and in how many tiles of queries it is looked up."""
+    if bias.form != TABLE.value:
+        return None, 0, 0
+    assert bias.numbers is not None
+    beyond = max(bias.low + bias.width - 1, 0)
+    length = beyond + 3 * BLOCK
+    lines = bias.numbers.new_empty(len(bias.numbers), length, dtype=torch.float32)
+    launch: Launch = table_lines
+    launch[(len(lines), ceil_div(length, NUMBERS))](
+        bias.numbers, lines, bias.low, bias.width, length, BLOCK=BLOCK, NUMBERS=NUMBERS
+    )
+    return lines, length, ceil_div(beyond + BLOCK - 1, ROWS.value)

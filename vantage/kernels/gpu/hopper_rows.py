@@ -1,15 +1,19 @@
-"""Documents that look back at themselves: a forward pass for Hopper (compute capability 9.0), in Gluon.
+"""Rows and documents that look back at themselves: a forward pass for Hopper (compute capability 9.0), in Gluon.
 
 Short rows of tiles spend much of their time between two blocks of queries: a program starts, the first tiles come, the
 output is written. So programs stay here, one on each multiprocessor, and take the next block from a counter. The warp
 that copies is a block ahead of the two groups of warps that multiply, whose roles are those of gpu/hopper.py.
 
 Tokens of all rows lie at one distance in memory, heads side by side: one description of each tensor is for all blocks.
+
+Where positions are gathered, the warp that copies also looks them up: what slopes give the keys of a tile comes through
+shared memory, as keys do.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +34,21 @@ STAGES = 2  # tiles of keys and of values on their way
 CONCURRENT_HEADS = 8  # heads whose blocks are worked on at once, the longest first
 
 
+class RowBias(NamedTuple):
+    """A bias of rows or documents that look back: its number in spec/forms.py, float32 slopes (H,) or a table of
+    distances (H, width) from ``low`` on; for slopes, the position of each token of each row, int32 or float32 and never
+    falling, where they do not run on."""
+
+    form: int = 0
+    numbers: Tensor | None = None
+    low: int = 0
+    width: int = 0
+    positions: Tensor | None = None
+
+
+NO_BIAS = RowBias()
+
+
 @gluon.jit
 def _block(BLOCKS, item, blocks, together):
     """Row, head, first token and end of the document, and number of the block in it."""
@@ -41,8 +60,8 @@ def _block(BLOCKS, item, blocks, together):
 
 @gluon.jit
 def _copy(
-    q_tiles, k_tiles, v_tiles, q, k, v, following, of_blocks, of_tiles, BLOCKS, COUNTER, T, blocks, together, items,
-    D: gl.constexpr, GROUP: gl.constexpr,
+    q_tiles, k_tiles, v_tiles, q, k, v, by_key, following, of_blocks, of_tiles, BLOCKS, SLOPES, POS, COUNTER, T, blocks,
+    together, items, D: gl.constexpr, GROUP: gl.constexpr, GATHERED: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies, and that says which block is next."""
     q_ready, q_free, next_ready, next_free = of_blocks
@@ -50,6 +69,7 @@ def _copy(
     stages: gl.constexpr = k.shape[0]
     BLOCK: gl.constexpr = k.shape[1]
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    FOUR: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     item = gl.program_id(0)
     i = 0  # blocks before this one
     n = 0  # tiles before its first
@@ -59,9 +79,14 @@ def _copy(
         mbarrier.wait(next_free.index(slot), (i // 2 & 1) ^ 1)
         following.index(slot).store(gl.full([1], ahead, gl.int32, ONE))
         mbarrier.arrive(next_ready.index(slot), count=1)
-        b, h, first, _end, number = _block(BLOCKS, item, blocks, together)
+        b, h, first, end, number = _block(BLOCKS, item, blocks, together)
         begin = b * T + first
         column = h // GROUP * D
+        slope = 0.0
+        origin = 0
+        if GATHERED:
+            slope = gl.load(SLOPES + h) * LOG2E
+            origin = gl.load(POS + begin + number * BLOCK)
         mbarrier.wait(q_free.index(slot), (i // 2 & 1) ^ 1)
         mbarrier.expect(q_ready.index(slot), 2 * q_tiles.block_type.nbytes)
         m0 = begin + number * BLOCK
@@ -70,9 +95,17 @@ def _copy(
         for j in range(number + 1):
             at = (n + j) % stages
             phase = ((n + j) // stages & 1) ^ 1
+            bias = gl.zeros([BLOCK], gl.float32, FOUR)
+            if GATHERED:
+                key = first + j * BLOCK + gl.arange(0, BLOCK, FOUR)
+                pos = gl.load(POS + b * T + key, mask=key < end, other=0)
+                bias = slope * (pos - origin).to(gl.float32)
             mbarrier.wait(k_free.index(at), phase)
             mbarrier.expect(k_ready.index(at), k_tiles.block_type.nbytes)
             tma.async_copy_global_to_shared(k_tiles, [begin + j * BLOCK, column], k_ready.index(at), k.index(at))
+            if GATHERED:
+                by_key.index(at).store(bias)
+                mbarrier.arrive(k_ready.index(at), count=1)
             mbarrier.wait(v_free.index(at), phase)
             mbarrier.expect(v_ready.index(at), v_tiles.block_type.nbytes)
             tma.async_copy_global_to_shared(v_tiles, [begin + j * BLOCK, column], v_ready.index(at), v.index(at))
@@ -82,11 +115,15 @@ def _copy(
 
 
 @gluon.jit
-def _weights(s, m, total, n0, qi, m0, scale, slope, SLOPE: gl.constexpr, MASKED: gl.constexpr):
+def _weights(
+    s, m, total, n0, qi, m0, scale, slope, by_key, SLOPE: gl.constexpr, GATHERED: gl.constexpr, MASKED: gl.constexpr
+):  # fmt: skip
     """Weights that are not divided yet, from raw scores; the new maximum and sum; last what all earlier weights are
     multiplied by. A slope counts from the block's first query on: softmax does not see what a row gets alike."""
     kj = n0 + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-    if SLOPE:
+    if GATHERED:
+        s = s * scale + by_key[None, :]
+    elif SLOPE:
         s = s * scale + (slope * (kj - m0).to(gl.float32))[None, :]
     if MASKED:
         s = gl.where(kj[None, :] <= qi[:, None], s, float("-inf"))
@@ -102,9 +139,20 @@ def _weights(s, m, total, n0, qi, m0, scale, slope, SLOPE: gl.constexpr, MASKED:
 
 
 @gluon.jit
+def _of_keys(biases, here, like, GATHERED: gl.constexpr):
+    """What slopes give the keys of a tile of scores ``like`` this one; nothing where positions run on."""
+    BLOCK: gl.constexpr = biases.shape[1]
+    S_LAYOUT: gl.constexpr = like.type.layout
+    if GATHERED:
+        return biases.index(here).load(gl.SliceLayout(0, S_LAYOUT))
+    else:
+        return gl.zeros([BLOCK], gl.float32, gl.SliceLayout(0, S_LAYOUT))
+
+
+@gluon.jit
 def _tile(
-    part: gl.constexpr, c, turn, n0, acc, p, m, total, q, k, v, of_tiles, turns, qi, m0, scale, slope,
-    empty, P_LAYOUT: gl.constexpr, SLOPE: gl.constexpr, MASKED: gl.constexpr,
+    part: gl.constexpr, c, turn, n0, acc, p, m, total, q, k, v, biases, of_tiles, turns, qi, m0, scale, slope,
+    empty, P_LAYOUT: gl.constexpr, SLOPE: gl.constexpr, GATHERED: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Scores of the tile c of all that this program meets, while the values of the tile before are added."""
     k_ready, k_free, v_ready, v_free = of_tiles
@@ -119,9 +167,10 @@ def _tile(
     acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
     if SLOPE:
         mbarrier.arrive(turns.index(1 - part), count=1)
+    by_key = _of_keys(biases, here, empty, GATHERED)
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(here), count=1)
-    w, m, total, shrink = _weights(s, m, total, n0, qi, m0, scale, slope, SLOPE, MASKED)
+    w, m, total, shrink = _weights(s, m, total, n0, qi, m0, scale, slope, by_key, SLOPE, GATHERED, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_free.index(before), count=1)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -130,8 +179,9 @@ def _tile(
 
 @gluon.jit
 def _attend(
-    part: gl.constexpr, q_shared, k, v, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, ob, oh, ot, lb,
-    lh, lt, blocks, together, items, scale, D: gl.constexpr, SLOPE: gl.constexpr,
+    part: gl.constexpr, q_shared, k, v, biases, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, POS,
+    ob, oh, ot, lb, lh, lt, T, blocks, together, items, scale, D: gl.constexpr, SLOPE: gl.constexpr,
+    GATHERED: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of each block's queries, over all of their keys."""
     q_ready, q_free, next_ready, next_free = of_blocks
@@ -160,19 +210,20 @@ def _attend(
         acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
         mbarrier.wait(q_ready.index(slot), i // 2 & 1)
         mbarrier.wait(k_ready.index(n % stages), n // stages & 1)
+        by_key = _of_keys(biases, n % stages, empty, GATHERED)
         s = warpgroup_mma(q, k.index(n % stages).permute((1, 0)), empty, use_acc=False)
         mbarrier.arrive(k_free.index(n % stages), count=1)
-        w, m, total, _shrink = _weights(s, m, total, first, qi, m0, scale, slope, SLOPE, True)
+        w, m, total, _shrink = _weights(s, m, total, first, qi, m0, scale, slope, by_key, SLOPE, GATHERED, True)
         p = gl.convert_layout(w.to(v.dtype), P_LAYOUT)
         for j in range(1, number):
             acc, p, m, total = _tile(
-                part, n + j, n - i + j - 1, first + j * BLOCK, acc, p, m, total, q, k, v, of_tiles, turns, qi,
-                m0, scale, slope, empty, P_LAYOUT, SLOPE, False,
+                part, n + j, n - i + j - 1, first + j * BLOCK, acc, p, m, total, q, k, v, biases, of_tiles, turns, qi,
+                m0, scale, slope, empty, P_LAYOUT, SLOPE, GATHERED, False,
             )  # fmt: skip
         for j in range(gl.maximum(number, 1), number + 1):  # the diagonal
             acc, p, m, total = _tile(
-                part, n + j, n - i + j - 1, first + j * BLOCK, acc, p, m, total, q, k, v, of_tiles, turns, qi,
-                m0, scale, slope, empty, P_LAYOUT, SLOPE, True,
+                part, n + j, n - i + j - 1, first + j * BLOCK, acc, p, m, total, q, k, v, biases, of_tiles, turns, qi,
+                m0, scale, slope, empty, P_LAYOUT, SLOPE, GATHERED, True,
             )  # fmt: skip
         mbarrier.arrive(q_free.index(slot), count=1)
         mbarrier.wait(next_ready.index(slot), i // 2 & 1)
@@ -183,7 +234,10 @@ def _attend(
         mbarrier.wait(v_ready.index((n - 1) % stages), (n - 1) // stages & 1)
         acc = warpgroup_mma(p, v.index((n - 1) % stages), acc)
         mbarrier.arrive(v_free.index((n - 1) % stages), count=1)
-        if SLOPE:
+        if GATHERED:
+            at = POS + b * T
+            m = m - slope * (gl.load(at + qi, mask=qi < end, other=0) - gl.load(at + m0)).to(gl.float32)
+        elif SLOPE:
             m = m - slope * (qi - m0).to(gl.float32)
         to = b.to(gl.int64) * lb + h.to(gl.int64) * lh
         gl.store(LSE + to + qi.to(gl.int64) * lt, (m + gl.log2(total)) * LN2, mask=qi < end)
@@ -197,11 +251,11 @@ def _attend(
 
 @gluon.jit(do_not_specialize=("tokens", "T", "blocks", "together", "items"))
 def attend(
-    Q, K, V, OUT, LSE, SLOPES, BLOCKS, COUNTER, qt, kt, vt, ob, oh, ot, lb, lh, lt, tokens, T, blocks, together, items,
-    scale, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
-    SLOPE: gl.constexpr,
+    Q, K, V, OUT, LSE, SLOPES, POS, BLOCKS, COUNTER, qt, kt, vt, ob, oh, ot, lb, lh, lt, tokens, T, blocks, together,
+    items, scale, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
+    SLOPE: gl.constexpr, GATHERED: gl.constexpr,
 ):  # fmt: skip
-    """A program for each multiprocessor. ``BLOCKS``: of ``documents.document_blocks``."""
+    """A program for each multiprocessor. ``BLOCKS``: of ``documents.document_blocks``; ``POS``: of each token."""
     dtype: gl.constexpr = Q.dtype.element_ty
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, D], dtype)
     K_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK, D], dtype)
@@ -211,7 +265,9 @@ def attend(
     q = gl.allocate_shared_memory(dtype, [4, ROWS, D], Q_LAYOUT)  # both halves of a block, and of the next
     k = gl.allocate_shared_memory(dtype, [STAGES, BLOCK, D], K_LAYOUT)
     v = gl.allocate_shared_memory(dtype, [STAGES, BLOCK, D], K_LAYOUT)
-    following = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    by_key = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], PLAIN)
+    following = gl.allocate_shared_memory(gl.int32, [2, 1], PLAIN)
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     next_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -229,7 +285,7 @@ def attend(
         mbarrier.init(turns.index(slot), count=1)
     mbarrier.arrive(turns.index(0), count=1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(stage), count=1)
+        mbarrier.init(k_ready.index(stage), count=2 if GATHERED else 1)  # the keys, and what slopes give them
         mbarrier.init(v_ready.index(stage), count=1)
         mbarrier.init(k_free.index(stage), count=2)
         mbarrier.init(v_free.index(stage), count=2)
@@ -238,16 +294,16 @@ def attend(
     gl.warp_specialize(
         [
             (_attend, (
-                0, q, k, v, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, ob, oh, ot, lb, lh, lt,
-                blocks, together, items, scale, D, SLOPE,
+                0, q, k, v, by_key, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, POS, ob, oh, ot,
+                lb, lh, lt, T, blocks, together, items, scale, D, SLOPE, GATHERED,
             )),
             (_attend, (
-                1, q, k, v, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, ob, oh, ot, lb, lh, lt,
-                blocks, together, items, scale, D, SLOPE,
+                1, q, k, v, by_key, following, of_blocks, of_tiles, turns, BLOCKS, OUT, LSE, SLOPES, POS, ob, oh, ot,
+                lb, lh, lt, T, blocks, together, items, scale, D, SLOPE, GATHERED,
             )),
             (_copy, (
-                q_tiles, k_tiles, v_tiles, q, k, v, following, of_blocks, of_tiles, BLOCKS, COUNTER, T, blocks,
-                together, items, D, GROUP,
+                q_tiles, k_tiles, v_tiles, q, k, v, by_key, following, of_blocks, of_tiles, BLOCKS, SLOPES, POS,
+                COUNTER, T, blocks, together, items, D, GROUP, GATHERED,
             )),
         ],
         [4, 1],
@@ -255,10 +311,11 @@ def attend(
     )  # fmt: skip
 
 
-def attend_documents(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, slopes: Tensor | None, blocks: Tensor, scale: float
+def attend_rows(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, blocks: Tensor, scale: float, bias: RowBias = NO_BIAS
 ) -> None:
-    """Output (B, H, T, d) and log-sum-exp (B, H, T), both as they lie. Every token is in one of ``blocks``."""
+    """Output (B, H, T, d) and log-sum-exp (B, H, T), both as they lie. Every token is in one of ``blocks``. Biases are
+    slopes."""
     B, H, T, D = q.shape
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     items = len(blocks) * H
@@ -266,10 +323,11 @@ def attend_documents(
     kernel: Launch = attend
     with on(q):
         kernel[(min(processors(q.device.index or 0), items),)](
-            q, k, v, out, lse, lse if slopes is None else slopes, blocks, counter, q.stride(2), k.stride(2),
+            q, k, v, out, lse, lse if bias.numbers is None else bias.numbers,
+            blocks if bias.positions is None else bias.positions, blocks, counter, q.stride(2), k.stride(2),
             v.stride(2), *out.stride()[:3], *lse.stride()[:3], B * T, T, len(blocks), together, items,
             scale * LOG2E.value, H=H, GROUP=H // k.shape[1], D=D, BLOCK=BLOCK, STAGES=STAGES,
-            SLOPE=slopes is not None, num_warps=4,
+            SLOPE=bias.numbers is not None, GATHERED=bias.positions is not None, num_warps=4,
         )  # fmt: skip
 
 
