@@ -106,12 +106,14 @@ class Ours:
         ]
         self.leaves = [self.x.q, self.x.k, self.x.v, *tables] + ([] if sinks is None else [sinks])
         self.leaves += [p for module in (*self.transforms, *self.biases) for p in module.parameters()]
-        self.choose, self.kernel = chooser("auto"), ""
+        self.choose, self.kernel, self.given_up = chooser("auto"), "", 0
 
     def __call__(self, at: Positions | None = None) -> Tensor:
         at = self.at if at is None else at
         queries = at if not self.size.past else at.once("queries", lambda: at.narrow(self.size.past, self.size.length))
         q, k = chain_both(self.transforms, self.x.q, self.x.k, at) if self.transforms else (self.x.q, self.x.k)
+        # bytes of what a transform was given: only these inputs hold it, a layer lets it go
+        self.given_up = sum(x.numel() * x.element_size() for x, y in ((self.x.q, q), (self.x.k, k)) if x is not y)
         view, need = View(k, self.x.v, at), self.need
         if self.biases:
             bias, *values = self.biases
@@ -225,6 +227,8 @@ def measure_ours(row: Row, name: str, call: Ours, *, back: bool) -> None:
         with torch.no_grad():
             results = [call()]
     taken = torch.cuda.max_memory_allocated() - before
+    if back:
+        taken -= call.given_up
     row.extra_memory[name] = taken - sum(t.numel() * t.element_size() for t in results)
     del results
     if back:

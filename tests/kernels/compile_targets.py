@@ -143,12 +143,13 @@ def compile_rows(dtype: torch.dtype, width: int, *, slope: bool, gathered: bool)
 
 
 def compile_row_gradients(
-    dtype: torch.dtype, width: int, group: int, form: int = 0, *, gathered: bool = False, softcap: bool = False
-) -> dict[str, int]:
+    dtype: torch.dtype, width: int, group: int, form: int = 0, *, gathered: bool = False, softcap: bool = False,
+    window: bool = False,
+) -> dict[str, int]:  # fmt: skip
     """The same of the backward pass over them."""
     rows = {"D": width, "ROWS": hopper.ROWS.value}
     whole = rows | {"BLOCK": hopper_rows.BLOCK}
-    bias = {"FORM": form, "GATHERED": gathered, "SOFTCAP": softcap}
+    bias = {"FORM": form, "GATHERED": gathered, "SOFTCAP": softcap, "WINDOW": window}
     kernels = (
         (document_rows.prepare, whole | {"H": 4, "HAS_DELTA": form > 0}, 8),
         (hopper_rows_backward.attend_back, rows | {"H": 4, "GROUP": group, "STAGES": 2} | bias, 4),
@@ -267,14 +268,15 @@ def main() -> int:
             ):
                 shared = compile_rows(dtype, width, slope=slope, gathered=gathered)
                 print(capability, "rows", dtype, width, slope, gathered, shared, flush=True)
-            for dtype, width, group, form, gathered, softcap in (
-                (torch.bfloat16, 128, 1, 0, False, False),
-                (torch.float16, 64, 2, 1, False, False),
-                (torch.bfloat16, 128, 2, 1, True, False),
-                (torch.bfloat16, 128, 1, 4, False, True),
+            for dtype, width, group, form, more in (
+                (torch.bfloat16, 128, 1, 0, {}),
+                (torch.float16, 64, 2, 1, {}),
+                (torch.bfloat16, 128, 2, 1, {"gathered": True}),
+                (torch.bfloat16, 128, 1, 4, {"softcap": True}),
+                (torch.bfloat16, 128, 1, 0, {"window": True}),
             ):
-                used = compile_row_gradients(dtype, width, group, form, gathered=gathered, softcap=softcap)
-                print(capability, "rows' gradients", dtype, width, group, form, gathered, softcap, used, flush=True)
+                used = compile_row_gradients(dtype, width, group, form, **more)
+                print(capability, "rows' gradients", dtype, width, group, form, more, used, flush=True)
         for dtype, width, own in ((torch.bfloat16, 128, True), (torch.float16, 64, False), (torch.float32, 128, True)):
             used = compile_products(capability, dtype, width, own)
             print(capability, DISTANCE_KEYS, dtype, width, used, flush=True)

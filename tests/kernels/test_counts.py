@@ -47,6 +47,30 @@ def test_sums_that_are_not_kept_are_worked_out_again(monkeypatch):
     check(Case("counts", T=90, S=90, width=60), torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("kept", "parts"),
+    [(60 * 9 * 8 * 4, 3), (60 * 9 * 8 * 8, 2), (60 * 9 * 8 * 2, 6), (1, 6)],
+    ids=["a row", "two rows", "two heads of a row", "no fewer than share their keys"],
+)
+def test_counts_are_summed_part_by_part(monkeypatch, kept, parts):
+    """With the same result to the bit; ``kept``: bytes that may be held at once."""
+    from vantage.kernels.gpu import count_operators
+
+    inputs = Inputs(Case("counts", B=3, G=2, T=60, S=60, d=16, width=9), torch.float32)
+    whole, cut = inputs.run(Fused(16)), count_operators._parts
+    found = []
+
+    def at_most(q, k, counts):
+        found.append(cut(q[..., :0], k, counts))
+        return found[-1]
+
+    monkeypatch.setattr(count_operators, "LITTLE", kept)
+    monkeypatch.setattr(count_operators, "_parts", at_most)
+    again = inputs.run(Fused(16))
+    assert [len(found[0]), len(found)] == [parts, 1]
+    assert all(torch.equal(a, b) for a, b in zip(whole.grads, again.grads, strict=True))
+
+
 def test_gradients_are_equal_from_run_to_run():
     inputs = Inputs(Case("counts", B=2, T=40, S=40, width=6), torch.float32)
     once, again = inputs.run(Fused(16)), inputs.run(Fused(16))

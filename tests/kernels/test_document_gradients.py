@@ -45,10 +45,12 @@ def test_lines_have_the_numbers_of_each_query_and_none_behind_a_document():
     lines = torch.full((H, 2 * most, 2, 64), float("nan"), device=DEVICE)
     sums = torch.full((H, 2 * most * 64, D), float("nan"), device=DEVICE)
     by_row = torch.full((2, H, 200), float("nan"), device=DEVICE)
+    counter = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
     prepare[(H, most)](
-        out, grad, lse, lines, sums, by_row, blocks, out.stride(2), grad.stride(2), *lse.stride(), 200, 2 * most, D=D,
-        BLOCK=128, ROWS=64, H=H, HAS_DELTA=True,
+        out, grad, lse, lines, sums, by_row, blocks, counter, out.stride(2), grad.stride(2), *lse.stride(), 200,
+        2 * most, D=D, BLOCK=128, ROWS=64, H=H, HAS_DELTA=True,
     )  # fmt: skip
+    assert int(counter) == 0
     delta = (out * grad).sum(-1)
     torch.testing.assert_close(by_row, delta)
     for first, left, _, place in blocks[1 : 1 + int(blocks[0, 0])].tolist():
@@ -204,8 +206,8 @@ def test_the_fused_kernel_hands_over_what_it_wants(monkeypatch):
         lse.copy_(back(s.logsumexp(-1)[..., None], lse[..., None])[..., 0])
         out.copy_(back(s.softmax(-1) @ flat(v), out))
 
-    def backward(q, k, v, out, lse, grad, gradients, blocks, units, scale, bias, softcap, delta):
-        assert (units, softcap, bias.form, delta) == ((scale * LOG2E, 1.0), False, 0, None)
+    def backward(q, k, v, out, lse, grad, gradients, blocks, units, scale, bias, softcap, window, delta):
+        assert (units, softcap, window, bias.form, delta) == ((scale * LOG2E, 1.0), False, 0, 0, None)
         assert int(blocks[0, 0]) == sum(-(-n // 128) for n in tokens.tolist())
         p = (scores(q, k, scale) - flat(lse[..., None])).exp()
         dp = flat(grad) @ flat(v).transpose(1, 2)

@@ -75,6 +75,21 @@ def test_blocks_of_keys_hold_every_token_once_and_reach_to_their_documents_ends(
     assert not any(order[count:])
 
 
+@given(rows_of_documents, st.integers(1, 70))
+def test_blocks_of_keys_in_a_window_reach_to_the_last_query_that_sees_one(rows, window):
+    at = Positions.packed(rows)
+    assert at.known.documents is not None
+    whole, narrow = (key_blocks(at, at.known.documents[0], BLOCK, BLOCK // 2, n).tolist() for n in (0, window))
+    reach = {first: (left, place, tiles) for first, left, tiles, place in whole[1 : 1 + whole[0][0]]}
+    assert narrow[0] == whole[0]
+    for first, left, tiles, place in narrow[1 : 1 + narrow[0][0]]:
+        last_key = min(BLOCK, left) - 1
+        seen_by = [i for i in range(left) if any(0 <= i - j < window for j in range(last_key + 1))]
+        assert (left, place) == reach[first][:2]
+        assert seen_by[-1] // (BLOCK // 2) < tiles <= reach[first][2]
+        assert tiles * BLOCK // 2 < BLOCK + window + BLOCK // 2
+
+
 def test_documents_alone_are_those_that_look_at_themselves():
     at = Positions.packed([[5, 4], [9]])
     assert documents_alone(at.against(at)) == (3, 9)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from vantage.kernels import kernel_named
+from vantage.kernels import chooser, kernel_named
+from vantage.kernels.documents import gradients_on_hopper
 from vantage.kernels.fused import Fused
 from vantage.kernels.gluon import has_gluon
 from vantage.spec.forms import DistanceTable, Slope, alibi_slopes
-from vantage.spec.masks import Causal, SameSegment
+from vantage.spec.masks import Causal, Everything, SameSegment, Window
 from vantage.spec.normalisers import Softmax
 from vantage.spec.parts import Need, View
 from vantage.spec.positions import Positions
@@ -38,6 +39,7 @@ class Case:
     rows: int = 2
     tokens: int = 448
     first: int = 0  # distance of a table
+    window: int = 0
 
     def positions(self) -> Positions:
         if self.documents:
@@ -69,6 +71,13 @@ CASES = (
     Case("table that begins behind", "table", first=-20),
     Case("table, heads of 64", "table", width=64, heads=(2, 1)),
     Case("table, sinks", "table", sinks=True),
+    Case("window", window=256, tokens=700),
+    Case("window, no multiple of a tile", window=301, tokens=1_000, heads=(6, 2), width=64),
+    Case("window beyond the row", window=600),
+    Case("window, slopes", "slope", window=256, tokens=650),
+    Case("window, gathered slopes", "slope", window=300, tokens=650, gathered=True),
+    Case("window, softcap, sinks", window=257, tokens=641, softcap=5.0, sinks=True),
+    Case("window, table", "table", window=256, tokens=640),
 )
 
 
@@ -93,7 +102,7 @@ class Formulas:
     def __init__(self) -> None:
         self.forward_calls = self.backward_calls = 0
 
-    def scores(self, q, k, bias, ends):
+    def scores(self, q, k, bias, ends, window=0):
         (B, H, T, _), G = q.shape, k.shape[1]
         heads = [x.float().repeat_interleave(H // x.shape[1], 1).transpose(0, 1).flatten(1, 2) for x in (q, k)]
         n = torch.arange(B * T)
@@ -106,7 +115,7 @@ class Formulas:
             more = bias.numbers[:, (distance.long() - bias.low).clamp(0, bias.width - 1)]
         hidden = (ends[:, None] != ends[None, :]) | (n[None, :] > n[:, None])
         assert G <= H
-        return heads[0] @ heads[1].transpose(1, 2), more, hidden
+        return heads[0] @ heads[1].transpose(1, 2), more, hidden | (n[:, None] - n[None, :] >= (window or B * T))
 
     def attend_rows(self, q, k, v, out, lse, blocks, scale, bias):
         self.forward_calls += 1
@@ -117,11 +126,11 @@ class Formulas:
         out.copy_((s.softmax(-1) @ values).unflatten(1, (B, T)).transpose(0, 1))
         lse.copy_(s.logsumexp(-1).unflatten(1, (B, T)).transpose(0, 1))
 
-    def row_gradients(self, q, k, v, out, lse, grad, gradients, blocks, units, weight, bias, *, softcap, delta):
+    def row_gradients(self, q, k, v, out, lse, grad, gradients, blocks, units, weight, bias, *, softcap, window, delta):
         self.backward_calls += 1
         B, H, T, _ = q.shape
         scale, cap = units
-        s, more, hidden = self.scores(q, k, bias, ends_of(blocks, T, B))
+        s, more, hidden = self.scores(q, k, bias, ends_of(blocks, T, B), window)
         bent = (s * scale).tanh()
         s = (bent * cap if softcap else s * scale) * LOG2 + more
 
@@ -194,6 +203,7 @@ def test_rows_are_the_references(case, dtype, passes):
         elif table is not None:
             bias = DistanceTable(learned[0], case.first)
         mask = Causal() & SameSegment() if case.documents else Causal()
+        mask = mask & Window(case.window) if case.window else mask
         rule = Softmax(case.temperature)
         need = Need(mask, D**-0.5, case.softcap, bias, learned[-1] if case.sinks else None, normalise=rule)
         view = View(x[1], x[2], at)
@@ -201,7 +211,7 @@ def test_rows_are_the_references(case, dtype, passes):
         out = kernel(x[0], view, at.against(at), need).out
         found.append((out.detach(), *torch.autograd.grad(out, [*x, *learned], upstream.to(kind))))
     assert passes.backward_calls == 1
-    alone = case.softcap is None and not case.sinks and case.form != "table"
+    alone = case.softcap is None and not case.sinks and case.form != "table" and not case.window
     assert passes.forward_calls == (alone and (case.gathered or case.documents))
     far = [float((a.double() - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
     assert max(far) < {torch.bfloat16: 1.5e-2, torch.float16: 2e-3}[dtype], far
@@ -237,3 +247,38 @@ def test_what_the_passes_do_not_have_goes_elsewhere(passes, monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     Fused()(q, View(k, v, run), run.against(run), Need(Causal(), D**-0.5, 3.0)).out.sum().backward()
     assert passes.forward_calls == passes.backward_calls == 0
+
+
+def test_gradients_that_are_these_passes(passes):
+    """As far as can be told before the queries' positions are known."""
+    q = torch.randn(1, 4, 512, 64, device=DEVICE).half()
+    k, at = q[:, :2], Positions.arange(1, 512, device=DEVICE)
+    falls = Positions.of(torch.arange(512).flip(0)[None], order=torch.arange(512)[None]).to(DEVICE)
+
+    def asked(mask, view=None):
+        return gradients_on_hopper(Need(mask, 1.0), q, view or View(k, k, at))
+
+    assert asked(Causal())
+    assert asked(Causal() & Window(256))
+    assert not asked(Causal() & Window(255))
+    assert not asked(Everything())
+    assert not asked(Causal(), View(k[:, :, :256], k[:, :, :256], Positions.arange(1, 256, device=DEVICE)))
+    assert not asked(Causal(), View(k, k, falls))
+    with torch.no_grad():
+        assert not asked(Causal())
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and Triton 3.6")
+@pytest.mark.parametrize(
+    ("groups", "tokens", "sinks", "names"),
+    [(4, 4_096, False, {"sdpa"}), (2, 4_096, False, {"fused", "cudnn"}), (2, 2_048, False, {"sdpa"}),
+     (4, 4_096, True, {"fused"})],
+)  # fmt: skip
+def test_which_kernel_runs_where_keys_are_grouped_and_sinks_learned(groups, tokens, sinks, names):
+    q, k = (torch.randn(1, n, tokens, 128, device=DEVICE).bfloat16() for n in (4, groups))
+    need = Need(Causal(), 1.0, sinks=torch.randn(4, device=DEVICE, requires_grad=True) if sinks else None)
+    choose = chooser("auto")
+    for _ in range(5):  # a shape that comes again has a plan
+        at = Positions.arange(1, tokens, device=DEVICE)
+        kernel = choose(need, q.requires_grad_(), View(k, k, at))
+    assert kernel.name in names

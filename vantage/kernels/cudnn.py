@@ -18,6 +18,7 @@ from vantage.kernels.documents import (
     blocks_of_rows,
     document_starts,
     documents_on_hopper,
+    gradients_on_hopper,
     may_add_up,
     rows_on_hopper,
 )
@@ -64,7 +65,10 @@ class Cudnn:
         )
 
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
-        """Where a row is short, or nobody knows that its shape comes again."""
+        """Where a row is short, or nobody knows that its shape comes again; and where sinks are learned by a kernel of
+        our own, which is faster."""
+        if need.sinks is not None and gradients_on_hopper(need, q, view):
+            return True
         T, S = q.shape[2], view.k.shape[2]
         if T < MIN_QUERIES or torch.compiler.is_compiling():  # nobody counts passes in compiled code
             return True
@@ -215,7 +219,7 @@ def _key_blocks(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Tens
         return blocks_of_keys(q, k, pair, documents) if need.bias is None else None
     if not rows_on_hopper(q, k, v, flags, pair) or not may_add_up(q, k, len(q)):
         return None
-    return blocks_of_rows(len(q), q.shape[2], q.device)[1]
+    return blocks_of_rows(len(q), q.shape[2], flags.window, q.device)[1]
 
 
 def _graph(q: Tensor, k: Tensor, v: Tensor, pair: Pair, need: Need) -> Graph | None:

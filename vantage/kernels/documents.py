@@ -9,11 +9,13 @@ from torch import Tensor
 
 from vantage.kernels.by_form import runs
 from vantage.kernels.gluon import has_gluon
-from vantage.kernels.mask_flags import MaskFlags
+from vantage.kernels.mask_flags import MaskFlags, mask_flags
+from vantage.spec.parts import Need, View
 from vantage.spec.positions import Pair, Positions
 
 HOPPER_TILE = 128  # queries and keys of a tile of the passes for Hopper, and the fewest queries they pay for
 HALF_TILE = 64  # queries of a tile of their backward pass
+SHORTEST_WINDOW = 256  # of those that the backward pass was tried with
 HEADS = (64, 128)  # widths of heads that gpu/hopper_rows.py and its backward pass have
 
 
@@ -27,12 +29,26 @@ def documents_on_hopper(q: Tensor, k: Tensor, v: Tensor, flags: MaskFlags, pair:
 
 
 def rows_on_hopper(q: Tensor, k: Tensor, v: Tensor, flags: MaskFlags, pair: Pair) -> bool:
-    """Whether gpu/hopper_rows.py and its backward pass have whole rows: they look back at themselves, and their
-    positions never fall."""
-    if flags != MaskFlags(causal=True) or not _on_hopper(q, k, v):
+    """Whether gpu/hopper_rows_backward.py has whole rows: they look back at themselves, as far as they reach or in a
+    window, and their positions never fall. gpu/hopper_rows.py has these without a window."""
+    if not _of_rows(flags) or not _on_hopper(q, k, v):
         return False
     same = pair.q.order is pair.k.order and pair.q.pos is pair.k.pos and pair.q.known.rising
     return same or (runs(pair) and pair.q.known.first == pair.k.known.first)
+
+
+def gradients_on_hopper(need: Need, q: Tensor, view: View) -> bool:
+    """``rows_on_hopper`` and ``may_add_up`` of a pass with gradients, as far as can be told without the queries'
+    positions."""
+    flags = mask_flags(need.mask)
+    if not torch.is_grad_enabled() or flags is None or not view.pos.known.rising:
+        return False
+    return _of_rows(flags) and _on_hopper(q, view.k, view.v) and may_add_up(q, view.k, len(q))
+
+
+def _of_rows(flags: MaskFlags) -> bool:
+    alone = flags == MaskFlags(causal=True, window=flags.window)
+    return alone and (not flags.window or flags.window >= SHORTEST_WINDOW)
 
 
 def _on_hopper(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -66,11 +82,11 @@ def may_add_up(q: Tensor, k: Tensor, documents: int) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def blocks_of_rows(rows: int, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def blocks_of_rows(rows: int, tokens: int, window: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """``document_blocks`` and ``key_blocks`` of whole rows. Kept from pass to pass: lengths come again."""
     with torch.inference_mode(False):
         at = Positions.packed([[tokens]] * rows)
-        lists = document_blocks(at, rows, HOPPER_TILE), key_blocks(at, rows, HOPPER_TILE, HALF_TILE)
+        lists = document_blocks(at, rows, HOPPER_TILE), key_blocks(at, rows, HOPPER_TILE, HALF_TILE, window)
         return lists[0].to(device), lists[1].to(device)
 
 
@@ -114,10 +130,10 @@ def document_blocks(at: Positions, count: int, block: int) -> Tensor:
     return items[number.where(inside, -1).argsort(descending=True, stable=True)].to(torch.int32)
 
 
-def key_blocks(at: Positions, count: int, block: int, tile: int) -> Tensor:
+def key_blocks(at: Positions, count: int, block: int, tile: int, window: int = 0) -> Tensor:
     """(n + 1, 4), int32: of each block of a document's keys its first token, counted over all rows, how many tokens
-    there are from there to the document's end, in how many tiles, and the number of its first tile where documents have
-    whole blocks each. The most tiles first; before them, how many blocks there are."""
+    there are from there to the document's end, how many tiles have one that sees one of its keys, and the number of its
+    first tile where documents have whole blocks each. The most tiles first; before them, how many blocks there are."""
     rows, width = at.shape
     starts, lengths = document_starts(at, count)
     blocks = (lengths + block - 1) // block
@@ -127,7 +143,8 @@ def key_blocks(at: Positions, count: int, block: int, tile: int) -> Tensor:
     inside, of = of < count, of.clamp(max=count - 1)
     number = n - (behind - blocks)[of]
     left = ((lengths[of] - number * block) * inside).clamp(min=0)
-    tiles = (left + tile - 1) // tile
+    seen_by = left.clamp(max=block - 1 + window) if window else left
+    tiles = (seen_by + tile - 1) // tile
     items = torch.stack((starts[of] + number * block, left, tiles, n * (block // tile)), 1)
     head = torch.nn.functional.pad(inside.sum()[None, None], (0, 3))
     return torch.cat((head, items[tiles.argsort(descending=True, stable=True)])).to(torch.int32)

@@ -284,11 +284,11 @@ def _rows_on_hopper(q: Tensor, view: View, flags: MaskFlags, pair: Pair, need: N
     if not rows_on_hopper(q, view.k, view.v, flags, pair) or (plan.form == TABLES[0] and not plan.banks):
         return RowsOnHopper()
     B, _, T, _ = q.shape
-    queries, keys = blocks_of_rows(B, T, q.device)
+    queries, keys = blocks_of_rows(B, T, flags.window, q.device)
     short = plan.whole_rows & BACKWARD and T < LONG_ROW
     backward = backward and not short and may_add_up(q, view.k, B)
     return RowsOnHopper(
-        queries if forward and not runs(pair) else None,
+        queries if forward and not flags.window and not runs(pair) else None,
         keys if backward else None,
         _gathered(pair) if plan.form else None,
     )

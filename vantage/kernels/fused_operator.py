@@ -193,8 +193,8 @@ def _bias_gradients(plan: FusedPlan, one: Tensor, two: Tensor, row_sums: Tensor)
     if form == TABLES[0]:
         row_sums = row_sums.sum((0, 2))
         one = one if plan.banks else one.sum((0, 2))  # where tiles are ready made, rows have been added up
-    rest = row_sums - one[..., :-1].sum(-1)
-    return torch.cat((one[..., :-1], rest[..., None]), -1), None
+    one[..., -1] = row_sums - one[..., :-1].sum(-1)
+    return one, None
 
 
 def _gradients_of_pieces(plan: FusedPlan, one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:

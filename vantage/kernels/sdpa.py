@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vantage.kernels.documents import gradients_on_hopper
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, conjuncts, dense, is_plain_causal, visible
 from vantage.spec.normalisers import NOT_SOFTMAX
@@ -64,14 +65,16 @@ class Sdpa:
 
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
         """To a kernel that forms nothing. On a CPU wherever tiles can run; on a GPU where a mask or bias would be
-        large or looked at often, and where torch has no plan for a long row, without which its attention is half as
-        fast."""
+        large or looked at often, where torch has no plan for a long row, without which its attention is half as fast,
+        and where it would make the gradients of grouped keys once for each query head."""
         if q.device.type == "cpu":
             return q.shape[-2] >= TILES_FROM_QUERIES
         if q.device.type != "cuda" or q.shape[-2] == 1:
             return False
         formed = self.forms(need, q, view)
         pairs = q.shape[0] * q.shape[1] * q.shape[2] * view.k.shape[2]
+        if formed == 0 and grouped_gradients_elsewhere(need, q, view):
+            return True
         if formed > CHEAP_MASK_SIZE or (formed and pairs >= MANY_PAIRS):
             return True
         return q.shape[-2] >= FUSED_FROM_QUERIES and q.element_size() == 2 and not plans_pay(q, view)
@@ -117,6 +120,13 @@ class Sdpa:
             return shown
         bias = bias if need.temperature == 1.0 else bias / need.temperature
         return bias if shown is None else bias.masked_fill(~shown, float("-inf"))
+
+
+def grouped_gradients_elsewhere(need: Need, q: Tensor, view: View) -> bool:
+    """Whether keys have several query heads and gradients, and a kernel of our own that takes half of the memory and no
+    more time. It is launched from Python, so that rows must be long."""
+    grouped = q.shape[1] != view.k.shape[1]
+    return grouped and q.shape[2] >= FUSED_FROM_QUERIES and need.dropout == 0 and gradients_on_hopper(need, q, view)
 
 
 def plans_pay(q: Tensor, view: View) -> bool:

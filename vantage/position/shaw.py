@@ -90,7 +90,8 @@ class KeyDistances(nn.Module):
     def at(self, inputs: BiasInputs) -> ShawBias:
         need_whole(inputs.q_pos, "Shaw's table")
         need_whole(inputs.k_pos, "Shaw's table")
-        return ShawBias(inputs.scale * (inputs.q_raw @ self.table.T))
+        by_token = inputs.q_raw.transpose(1, 2) @ self.table.T  # heads of a token lie side by side: no copy is made
+        return ShawBias(inputs.scale * by_token.transpose(1, 2))
 
     def query_form(self) -> QueryDistances:
         return QueryDistances(self.looking_back, last=len(self.table) // 2)

@@ -180,17 +180,18 @@ def _newer(A, row, p, inside, top, total, P):
 
 @triton.jit
 def gradients_by_count(
-    A0, A1, TOTALS, SUMS, OUT, cb, ch, ct, T, P, rows, factor, H: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr,
-    P_TILE: tl.constexpr,
+    A0, A1, TOTALS, SUMS, OUT, cb, ch, ct, T, P, rows, apart, factor, H: tl.constexpr, KEPT: tl.constexpr,
+    ROWS: tl.constexpr, P_TILE: tl.constexpr,
 ):  # fmt: skip
-    """OUT (B, H, T, P): the gradient of what queries have for each count, of the sums of ``sum_counts``. The last one
-    has what is left: as if a row added up to nothing, as without sinks it does."""
+    """OUT (B, H, T, P): the gradient of what queries have for each count, of the sums of ``sum_counts``, for ``rows``
+    queries; ``apart``: from the first to the second of TOTALS. The last count has what is left: as if a row added up to
+    nothing, as without sinks it does."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = (i < rows)[:, None]
     counted = tl.load(SUMS + (i // T * (KEPT + 1) + KEPT) * T + i % T, mask=i < rows, other=0.0)
     top = tl.minimum(counted, P - 1.0).to(tl.int32)[:, None]
     sum0 = tl.load(TOTALS + i, mask=i < rows, other=0.0)[:, None]
-    sum1 = tl.load(TOTALS + rows + i, mask=i < rows, other=0.0)[:, None]
+    sum1 = tl.load(TOTALS + apart + i, mask=i < rows, other=0.0)[:, None]
     row = i[:, None] * P
     p = tl.arange(0, P_TILE)[None, :]
     part = _newer(A1, row, p, inside, top, sum1, P)

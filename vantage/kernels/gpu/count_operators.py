@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ Launch = Any
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 KEPT_TILES = 16  # tiles of a block of queries whose sums are kept for the keys' gradients
 TILE = 2048  # numbers of a program that has no products
+LITTLE = 2**24  # bytes
 
 
 def attend(
@@ -79,22 +80,8 @@ def attend_back(
         line = torch.where(lse == float("-inf"), float("inf"), lse * common.LOG2E - last)
         line = common.whole_blocks(line, p.block, float("inf"))
         inputs = (q, k, v, by_count, grad, line, common.whole_blocks(shared, p.block, 0.0))
-        totals = lse.new_empty(2, B, H, T)
-        newer0, newer1 = (lse.new_empty(B, H, T, P if p.learned else 0) for _ in range(2))
-        launch = count_backward.sum_counts
-        launch[(blocks * B * H,)](
-            *inputs, newer0, newer1, totals, counted, sums, key_ranges, *strides, T, S, P, blocks, B * H, *numbers,
-            **how, KEPT=KEPT_TILES, LEARNED=bool(p.learned), num_stages=1,
-        )  # fmt: skip
-        if p.learned:
-            launch = count_backward.gradients_by_count
-            wide = next_power_of_2(P)
-            rows = max(1, TILE // wide)
-            launch[(ceil_div(B * H * T, rows),)](
-                newer0, newer1, totals, sums, d_count, *_strides(d_count), T, P, B * H * T, factors[2], H=H,
-                KEPT=KEPT_TILES, ROWS=rows, P_TILE=wide,
-            )  # fmt: skip
-        del newer0, newer1
+        for part in _parts(q, k, P) if p.learned else [_Part(slice(B), slice(H), slice(G))]:
+            _sum_counts(inputs, counted, sums, d_count, key_ranges, part, p, numbers, how, factors[2])
         launch = count_backward.query_gradients
         launch[(blocks * B * H,)](
             *inputs, dq, counted, sums, key_ranges, *strides, *_strides(dq), T, S, P, blocks, B * H, *numbers, ratio,
@@ -108,6 +95,60 @@ def attend_back(
             KEPT=KEPT_TILES, TOGETHER=common.heads_at_once(B * G),
         )  # fmt: skip
     return dq, dk, dv, d_count, none, delta
+
+
+class _Part(NamedTuple):
+    """Some rows, or some heads of one row."""
+
+    rows: slice
+    heads: slice
+    groups: slice  # of heads that share their keys
+
+
+def _parts(q: Tensor, k: Tensor, counts: int) -> list[_Part]:
+    """So much at a time that what ``sum_counts`` hands to ``gradients_by_count`` takes little memory, or no more than
+    half of what the queries take."""
+    (B, H, T, _), G = q.shape, k.shape[1]
+    heads = max(q.numel() * q.element_size() // 2, LITTLE) // (2 * T * counts * 4)
+    if heads >= H:
+        rows = heads // H
+        return [_Part(slice(b, b + rows), slice(H), slice(G)) for b in range(0, B, rows)]
+    each = H // G
+    groups = max((n for n in range(1, G + 1) if G % n == 0 and n * each <= heads), default=1)
+    return [
+        _Part(slice(b, b + 1), slice(g * each, (g + groups) * each), slice(g, g + groups))
+        for b in range(B)
+        for g in range(0, G, groups)
+    ]
+
+
+def _sum_counts(
+    inputs: tuple[Tensor, ...], counted: Tensor, sums: Tensor, d_count: Tensor, ranges: Tensor, part: _Part,
+    p: FusedPlan, numbers: tuple[Any, ...], how: dict[str, Any], weight: float,
+) -> None:  # fmt: skip
+    """Fills this part of ``sums`` and, where they are learned, of the gradients of what queries have for each count.
+    The heads of a part lie one behind the other: so the kernels need no strides of what is in that order."""
+    both, queries, keys = sums.shape[1] * sums.shape[2], part[:2], (part.rows, part.groups)
+    q, k, v, by_count, grad, line, shared = (x[keys] if i in (1, 2) else x[queries] for i, x in enumerate(inputs))
+    counted, sums, d_count = counted[queries], sums[:, *queries], d_count[queries]
+    (B, H, T, _), S, P = q.shape, k.shape[2], p.width
+    blocks, learned = counted.shape[2], bool(p.learned)
+    totals = line.new_empty(2, both, T)
+    newer = [line.new_empty(B, H, T, P if learned else 0) for _ in range(2)]
+    launch: Launch = count_backward.sum_counts
+    launch[(blocks * B * H,)](
+        q, k, v, by_count, grad, line, shared, *newer, totals, counted, sums, ranges,
+        *_strides(q, k, v, by_count, grad), T, S, P, blocks, both, *numbers, **(how | {"H": H}), KEPT=KEPT_TILES,
+        LEARNED=learned, num_stages=1,
+    )  # fmt: skip
+    if learned:
+        launch = count_backward.gradients_by_count
+        wide = next_power_of_2(P)
+        rows = max(1, TILE // wide)
+        launch[(ceil_div(B * H * T, rows),)](
+            *newer, totals, sums, d_count, *_strides(d_count), T, P, B * H * T, both * T, weight, H=H,
+            KEPT=KEPT_TILES, ROWS=rows, P_TILE=wide,
+        )  # fmt: skip
 
 
 def _stages_back(q: Tensor, v: Tensor, p: FusedPlan) -> int:

@@ -87,7 +87,10 @@ def attend_back(
         from vantage.kernels.gpu.hopper_rows_backward import row_gradients
 
         units, bias = (calls.scale * LOG2E, 1.0), NO_BIAS if calls.slopes is None else RowBias(SLOPE, calls.slopes)
-        row_gradients(q, k, v, out, stats.squeeze(3), grad, (dq, dk, dv), calls.key_blocks, units, calls.scale, bias)
+        row_gradients(
+            q, k, v, out, stats.squeeze(3), grad, (dq, dk, dv), calls.key_blocks, units, calls.scale, bias,
+            window=calls.how.window,
+        )  # fmt: skip
         return dq, dk, dv, None
     if calls.how.documents:  # in strides cuDNN 9.19 gave wrong gradients of queries and keys: so as theirs lie
         q, k, v = (

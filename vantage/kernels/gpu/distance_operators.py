@@ -18,7 +18,7 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 # Tiles in shared memory of a pass that fetches the next ones while it works. Backward, two programs at once that wait
 # for what they fetch were faster than one that does not: so there must be room for two.
 FETCHED_AHEAD = 13
-KEPT_SHARE = 2.25  # numbers of the scores' gradient that are kept, of those that the queries have
+KEPT_SHARE = 2.25  # numbers of the scores' gradient that may be kept, of those that the queries have
 FEWEST_PROGRAMS = 400  # blocks of queries that keep a GPU busy
 
 
@@ -151,8 +151,8 @@ def _room_to_keep(q: Tensor, p: FusedPlan, batch: int, most: int) -> tuple[Tenso
     H, T = q.shape[1], q.shape[2]
     blocks = ceil_div(T, p.block)
     each = batch * ((blocks + 1) // 2) * (2 * most - blocks + 1) * p.block**2
-    heads = min(int(KEPT_SHARE * q.numel()) // each, H)
-    if not p.learned or heads * batch * blocks < FEWEST_PROGRAMS:
+    heads = min(ceil_div(FEWEST_PROGRAMS, batch * blocks), H)
+    if not p.learned or heads * batch * blocks < FEWEST_PROGRAMS or heads * each > KEPT_SHARE * q.numel():
         return q.new_empty(0), H
     return q.new_empty(heads * each), heads
 

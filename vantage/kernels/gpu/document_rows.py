@@ -17,12 +17,14 @@ def _block(BLOCKS, number):
 
 @triton.jit(do_not_specialize=("T", "places"))
 def prepare(
-    OUT, GRAD, LSE, LINES, SUMS, DELTA, BLOCKS, ot, gt, lb, lh, lt, T, places, D: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr, H: tl.constexpr, HAS_DELTA: tl.constexpr,
+    OUT, GRAD, LSE, LINES, SUMS, DELTA, BLOCKS, COUNTER, ot, gt, lb, lh, lt, T, places, D: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, H: tl.constexpr, HAS_DELTA: tl.constexpr,
 ):  # fmt: skip
     """``LINES``, of each tile: log-sum-exps in units of log2, and output times gradient; +inf and 0 behind the end of a
-    document. ``SUMS``: zeros. ``DELTA`` (B, H, T): output times gradient once more."""
+    document. ``SUMS``: zeros. ``DELTA`` (B, H, T): output times gradient once more. ``COUNTER``: 0."""
     h, number = tl.program_id(0), tl.program_id(1)  # heads lie side by side: what is read at once lies together
+    if h + number == 0:
+        tl.store(COUNTER, 0)
     if number < tl.load(BLOCKS):
         first, left, place = _block(BLOCKS, number)
         i, c = tl.arange(0, BLOCK), tl.arange(0, D)

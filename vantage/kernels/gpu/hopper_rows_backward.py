@@ -153,8 +153,8 @@ def _tanh(x):
 @gluon.jit
 def _tile(
     part: gl.constexpr, n, j, more, s, lse, dk, dv, q, grad, k_held, v_held, ds_shared, dq_shared, lines, of_tiles,
-    dq_tiles, place, scale, cap, by_key, TABLE_LINE, near, S_LAYOUT: gl.constexpr, A_LAYOUT: gl.constexpr,
-    D: gl.constexpr, FORM: gl.constexpr, SOFTCAP: gl.constexpr,
+    dq_tiles, place, scale, cap, by_key, TABLE_LINE, near, window, S_LAYOUT: gl.constexpr, A_LAYOUT: gl.constexpr,
+    D: gl.constexpr, FORM: gl.constexpr, SOFTCAP: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """The n-th tile that this program meets, the j-th of its block's keys and one head. ``s``: its scores; ``lse``: of
     its queries, in units of log2. Returns those of the next tile, which is there if ``more``. ``by_key``: what a slope
@@ -186,6 +186,9 @@ def _tile(
     p = gl.exp2(s - lse[None, :])
     if j < 2:  # the diagonal
         p = gl.where(key[:, None] <= query[None, :], p, 0.0)
+    if WINDOW:  # noqa: SIM102 (as above)
+        if (j + 1) * ROWS > window:
+            p = gl.where(query[None, :] - key[:, None] < window, p, 0.0)
     weights = gl.convert_layout(p.to(q.dtype), A_LAYOUT)
     dv = warpgroup_mma(weights, grad.index(stage), dv, is_async=True)
     if SOFTCAP:
@@ -279,8 +282,9 @@ def _store(OUT, x, room, row, column, stride, inside):
 @gluon.jit
 def _attend_back(
     part: gl.constexpr, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, NUMBERS, POS,
-    TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, scale, cap, weight, D: gl.constexpr,
+    TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, window, scale, cap, weight, D: gl.constexpr,
     GROUP: gl.constexpr, H: gl.constexpr, FORM: gl.constexpr, GATHERED: gl.constexpr, SOFTCAP: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: half of each block's keys, over all queries that see them."""
     next_ready, next_free, k_ready, v_ready, keys_free = of_blocks
@@ -330,8 +334,8 @@ def _attend_back(
                 slope = gl.load(NUMBERS + h) * LOG2E
             s, lse, dk, dv = _tile(
                 part, n + t, j, t + 1 < tiles * GROUP, s, lse, dk, dv, q, grad, k, v, ds, dq, lines, of_tiles, dq_tiles,
-                h * places + place, scale, cap, slope * after, TABLE_LINES + h * length + 2 * ROWS, near, S_LAYOUT,
-                A_LAYOUT, D, FORM, SOFTCAP,
+                h * places + place, scale, cap, slope * after, TABLE_LINES + h * length + 2 * ROWS, near, window,
+                S_LAYOUT, A_LAYOUT, D, FORM, SOFTCAP, WINDOW,
             )  # fmt: skip
             h, j = _next_tile(h, j, tiles, GROUP)
         n += tiles * GROUP
@@ -348,12 +352,12 @@ def _attend_back(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=("tokens", "together", "heads", "places", "width", "length", "near"))
+@gluon.jit(do_not_specialize=("tokens", "together", "heads", "places", "width", "length", "near", "window"))
 def attend_back(
     Q, K, V, GRAD, LINES, BLOCKS, COUNTER, SUMS, DK, DV, NUMBERS, POS, TABLE_LINES, qt, kt, vt, gt, dkt, dvt, tokens,
-    together, heads, places, width, length, near, scale, cap, weight, H: gl.constexpr, GROUP: gl.constexpr,
+    together, heads, places, width, length, near, window, scale, cap, weight, H: gl.constexpr, GROUP: gl.constexpr,
     D: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, FORM: gl.constexpr, GATHERED: gl.constexpr,
-    SOFTCAP: gl.constexpr,
+    SOFTCAP: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
     """A program for each multiprocessor. ``BLOCKS``: of ``documents.key_blocks``; ``LINES`` and ``SUMS``: of
     ``document_rows.prepare``, with as many ``places`` for tiles in each head. ``NUMBERS``: slopes (H,) or a table
@@ -404,13 +408,13 @@ def attend_back(
         [
             (_attend_back, (
                 0, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, NUMBERS, POS,
-                TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, scale, cap, weight, D, GROUP, H,
-                FORM, GATHERED, SOFTCAP,
+                TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, window, scale, cap, weight, D,
+                GROUP, H, FORM, GATHERED, SOFTCAP, WINDOW,
             )),
             (_attend_back, (
                 1, q, grad, k, v, ds, dq, lines, following, of_blocks, of_tiles, BLOCKS, dq_tiles, NUMBERS, POS,
-                TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, scale, cap, weight, D, GROUP, H,
-                FORM, GATHERED, SOFTCAP,
+                TABLE_LINES, DK, DV, dkt, dvt, together, heads, places, length, near, window, scale, cap, weight, D,
+                GROUP, H, FORM, GATHERED, SOFTCAP, WINDOW,
             )),
             (_copy, (
                 q_tiles, grad_tiles, k_tiles, v_tiles, q, grad, k, v, lines, following, of_blocks, of_tiles, BLOCKS,
@@ -425,11 +429,12 @@ def attend_back(
 def row_gradients(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, gradients: tuple[Tensor, Tensor, Tensor],
     blocks: Tensor, units: tuple[float, float], weight: float, bias: RowBias = NO_BIAS, *, softcap: bool = False,
-    delta: Tensor | None = None,
+    window: int = 0, delta: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Gradients of q, k and v, into ``gradients``, for every token in one of ``blocks``. Heads of a token lie side by
     side in ``out`` and ``gradients``; log-sum-exps (B, H, T) lie as they like. ``units``: of ``operators.units``;
-    ``weight``: what scores' gradients are multiplied by; ``delta`` (B, H, T): to be filled with output times gradient,
+    ``weight``: what scores' gradients are multiplied by; ``window``: how many keys a query sees at most, 0 for all
+    before it, as in ``blocks``; ``delta`` (B, H, T): to be filled with output times gradient,
     row by row."""
     q, k, v, grad = (x if is_side_by_side(x) else side_by_side(x) for x in (q, k, v, grad))
     B, H, T, D = q.shape
@@ -439,23 +444,25 @@ def row_gradients(
     places = most * (BLOCK // rows)  # for tiles, in each head
     lines = q.new_empty(H, places, 2, rows, dtype=torch.float32)
     sums = q.new_empty(H, places * rows, D, dtype=torch.float32)
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
+    counter = q.new_empty(1, dtype=torch.int32)
     together = next(n for n in (CONCURRENT_HEADS, 2, 1) if G % n == 0)
     scale, cap = units
     launch: Launch = prepare
     with on(q):
         table_lines, length, near = _table_lines(bias)
         launch[(H, most)](
-            out, grad, lse, lines, sums, lse if delta is None else delta, blocks, out.stride(2), grad.stride(2),
-            *lse.stride()[:3], T, places, D=D, BLOCK=BLOCK, ROWS=rows, H=H, HAS_DELTA=delta is not None, num_warps=8,
+            out, grad, lse, lines, sums, lse if delta is None else delta, blocks, counter, out.stride(2),
+            grad.stride(2), *lse.stride()[:3], T, places, D=D, BLOCK=BLOCK, ROWS=rows, H=H,
+            HAS_DELTA=delta is not None, num_warps=8,
         )  # fmt: skip
         launch = attend_back
         launch[(min(processors(q.device.index or 0), most * G),)](
             q, k, v, grad, lines, blocks, counter, sums, dk, dv, lines if bias.numbers is None else bias.numbers,
             blocks if bias.positions is None else bias.positions, lines if table_lines is None else table_lines,
             q.stride(2), k.stride(2), v.stride(2), grad.stride(2), dk.stride(2), dv.stride(2), B * T, together, G,
-            places, bias.width, length, near, scale, cap, weight, H=H, GROUP=H // G, D=D, ROWS=rows, STAGES=STAGES,
-            FORM=bias.form, GATHERED=bias.positions is not None, SOFTCAP=softcap, num_warps=4,
+            places, bias.width, length, near, window, scale, cap, weight, H=H, GROUP=H // G, D=D, ROWS=rows,
+            STAGES=STAGES, FORM=bias.form, GATHERED=bias.positions is not None, SOFTCAP=softcap, WINDOW=window > 0,
+            num_warps=4,
         )  # fmt: skip
         launch = finish
         launch[(H, most)](sums, dq, blocks, dq.stride(2), places, weight, D=D, BLOCK=BLOCK, ROWS=rows, num_warps=8)

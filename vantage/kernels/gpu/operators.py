@@ -117,7 +117,7 @@ def rows_back_on_hopper(
     needs_delta = p.learned or tensors[SINKS] is not None
     row_gradients(
         q, k, v, out, lse, grad, (dq, dk, dv), blocks, units(factors), factors[0] * factors[2], row_bias(tensors, p),
-        softcap=factors[1] > 0, delta=delta if needs_delta else None,
+        softcap=factors[1] > 0, window=p.window, delta=delta if needs_delta else None,
     )  # fmt: skip
     if shares_tiles(p):
         table_of_rows(q, k, v, grad, lse, delta, tensors, one_sum, p, factors)
