@@ -291,11 +291,12 @@ class Inputs:
 
 
 def far_off(
-    case: Case, dtype: torch.dtype, block: int | None, *, seed: int = 0, poison: bool = False
+    case: Case, dtype: torch.dtype, block: int | None, *, seed: int = 0, poison: bool = False, reference: bool = False
 ) -> dict[str, float]:
-    """The relative error of everything that the fused kernel gives."""
+    """The relative error of everything that the fused kernel gives, or the ``reference`` in this dtype."""
     inputs = Inputs(case, dtype, seed)
-    got, right = inputs.run(Fused(block), poison=poison), inputs.run(kernel_named("reference"), torch.float64)
+    kernel = kernel_named("reference") if reference else Fused(block)
+    got, right = inputs.run(kernel, dtype, poison=poison), inputs.run(kernel_named("reference"), torch.float64)
     names = ["q", "k", "v", *LEARNED.get(case.form, ("bias",))]
     names += (["sinks"] if case.sinks else []) + (["values"] if case.values else [])
     errors = {"out": error(got.out, right.out), "lse": error(got.lse, right.lse)}

@@ -92,7 +92,7 @@ def attend_back(
         launch[(key_blocks * B * G,)](
             *inputs, dk, dv, counted, _ends(counted, key_ranges, key_blocks), sums, key_ranges, query_ranges, *strides,
             *_strides(dk, dv), T, S, P, key_blocks, blocks, B * H, *numbers, ratio, factor, **how, **ahead,
-            KEPT=KEPT_TILES, TOGETHER=common.heads_at_once(B * G),
+            KEPT=KEPT_TILES, TOGETHER=common.heads_at_once(B * G, S),
         )  # fmt: skip
     return dq, dk, dv, d_count, none, delta
 

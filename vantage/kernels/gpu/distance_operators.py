@@ -34,7 +34,7 @@ def attend(
     B, H, T, _ = q.shape
     how = _constants(q, k, v, qr, tensors, p, factors) | _shape(q, v, p, forward=True)
     how |= {"HAS_SINKS": tensors[2] is not None, "ROWS": _rows(q, p, how)}
-    how["TOGETHER"] = common.heads_at_once(q.shape[0] * k.shape[1])
+    how["TOGETHER"] = common.heads_at_once(q.shape[0] * k.shape[1], k.shape[2])
     how["num_warps"] *= how["ROWS"] // p.block
     blocks = ceil_div(T, how["ROWS"])
     strides = (*_strides(q, k, v, qr, out), *common.sink_strides(tensors[2]), *r.stride()[:2])
@@ -98,7 +98,7 @@ def attend_back(
         _launch(
             distance_backward.key_gradients, key_blocks * B * G,
             (*inputs, dk, dv, query_ranges, *strides, *_strides(dk, dv), *r.stride()[:2], T, S, W, key_blocks,
-             *numbers, factor), how | {"TOGETHER": common.heads_at_once(B * G)},
+             *numbers, factor), how | {"TOGETHER": common.heads_at_once(B * G, S)},
         )  # fmt: skip
         if p.learned and not kept.numel():
             _launch(
