@@ -1,4 +1,4 @@
-"""The bound of a decode step: as many bytes as the larger file has, read once from memory by all threads."""
+"""The bound of a decode step: as many bytes as the larger file and its cache have, read once by all threads."""
 
 import mmap
 import sys
@@ -8,12 +8,16 @@ from time import perf_counter
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from large_file import large_file
+from large_file import HEADS, KV_HEADS, LAYERS, WIDTH, large_file
+
+BYTES = 2  # of a number in the cache
 
 
-def setup() -> None:
+def setup(context: int = 0) -> None:
+    """``context``: tokens in the cache."""
     global numbers
-    size = Path(large_file()).stat().st_size // 4 * 4
+    cache = 2 * context * LAYERS * KV_HEADS * WIDTH // HEADS * BYTES  # keys and values
+    size = (Path(large_file()).stat().st_size + cache) // 4 * 4
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # as the weights have them
         memory.madvise(mmap.MADV_HUGEPAGE)
