@@ -7,6 +7,7 @@ Run by itself it writes the file: python bench/contestants/large_file.py
 import importlib.util
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 PEERS = Path(__file__).parents[1] / ".venv" / "bin" / "python"  # which has llama.cpp, whoever asks first
@@ -17,7 +18,10 @@ Q4_K_M = 15  # llama.cpp's number for it
 def large_file() -> str:
     home = Path(os.environ.get("VANTAGE_HOME") or Path.home() / ".cache" / "vantage")
     path = home / "bench" / "random-1.5b.Q4_K_M.gguf"
-    if not path.exists() and importlib.util.find_spec("llama_cpp") is None:
+    missing = importlib.util.find_spec("llama_cpp") is None
+    if not path.exists() and missing and Path(sys.prefix) == PEERS.parents[1]:
+        raise SystemExit(f"llama.cpp is not installed in {sys.prefix}: make bench installs it")
+    if not path.exists() and missing:
         subprocess.run([PEERS, __file__], check=True, stdout=subprocess.DEVNULL)
     elif not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
