@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vantage.errors import BadInput, KernelRefused, Refused, unknown
 from vantage.kernels import blocks, flex
+from vantage.kernels.documents import gradients_on_hopper
 from vantage.kernels.flex import cannot_compile
 from vantage.kernels.sdpa import CHEAP_MASK_SIZE
 from vantage.spec.parts import AutoKernel, Kernel, Need, View
@@ -33,7 +34,9 @@ KERNELS: Registry[Kernel] = Registry(
 )
 
 IN_BLOCKS = "blocks"  # what runs where another kernel would form too many pairs
-PLANS_PAY_LATER = "its plan pays off only for long rows, from the third pass of a shape on"  # why a kernel yields
+# why a kernel yields
+PLANS_PAY_LATER = "its plan pays off only for long rows, from the third pass of a shape on"
+GRADIENTS_COST_LESS = "the fused kernel makes these gradients in less time or memory"
 LARGEST = 2**32  # pairs that a kernel may form at once on a GPU without being asked: 16 GiB in float32
 
 
@@ -207,6 +210,8 @@ def explain(need: Need, q: Tensor, view: View) -> dict[str, str]:
             why = refused
         elif yields is not None and yields(need, q, view):
             slower = "slower than tiles here" if q.device.type == "cpu" else PLANS_PAY_LATER
+            if gradients_on_hopper(need, q, view) and (need.sinks is not None or q.shape[1] != view.k.shape[1]):
+                slower = GRADIENTS_COST_LESS
             why = f"it would form {formed:,} numbers" if formed else slower
         elif chosen == IN_BLOCKS and candidate.forms_too_much(need, q, view):
             why = f"it would form {formed:,} numbers"
