@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vantage.errors import Refused
 from vantage.inspect.kernels import kernel_choices
-from vantage.kernels import chooser, cudnn, explain, fused, sdpa
+from vantage.kernels import chooser, cudnn, documents, explain, fused, sdpa
 from vantage.kernels.recurring import RecurringShapes
 from vantage.model import build, decoder
 from vantage.model.experts import Experts, TopK
@@ -77,6 +77,19 @@ def test_without_gradients_a_long_row_has_no_plan(monkeypatch):
         assert chooser("auto")(*asked(1024)).name == "sdpa"
         assert (
             explain(*asked(8192))["sdpa"] == "its plan pays off only for long rows, from the third pass of a shape on"
+        )
+
+
+@pytest.mark.usefixtures("fake")
+def test_gradients_of_grouped_keys_go_where_they_take_less_memory(monkeypatch):
+    monkeypatch.setattr(documents, "has_gluon", lambda device: True)
+    for length, groups, kernel in ((8192, 4, "fused"), (8192, 16, "sdpa"), (2048, 4, "sdpa")):
+        need, q, view = asked(length, grad=True)
+        view = view._replace(k=view.k[:, :groups], v=view.v[:, :groups])
+        assert chooser("auto")(need, q, view).name == kernel
+        reason = explain(need, q, view)["sdpa"]
+        assert reason == (
+            "runs" if kernel == "sdpa" else "the fused kernel makes these gradients in less time or memory"
         )
 
 

@@ -15,7 +15,9 @@ def has_gluon(device: torch.device) -> bool:
 
 @functools.cache
 def _has_gluon(device: int) -> bool:
-    if torch.version.hip or torch.cuda.get_device_capability(device) != (9, 0):
+    if torch.version.hip or not torch.cuda.is_available():  # one may be supposed
+        return False
+    if torch.cuda.get_device_capability(device) != (9, 0):
         return False
     if importlib.util.find_spec("triton") is None:
         return False
