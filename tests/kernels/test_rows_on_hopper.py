@@ -259,6 +259,9 @@ def test_gradients_that_are_these_passes(passes):
         return gradients_on_hopper(Need(mask, 1.0), q, view or View(k, k, at))
 
     assert asked(Causal())
+    assert asked(Causal() & SameSegment())
+    packed = Positions.packed([[300, 212]]).to(DEVICE)
+    assert not asked(Causal() & SameSegment(), View(k, k, packed))
     assert asked(Causal() & Window(256))
     assert not asked(Causal() & Window(255))
     assert not asked(Everything())

@@ -43,6 +43,8 @@ def gradients_on_hopper(need: Need, q: Tensor, view: View) -> bool:
     flags = mask_flags(need.mask)
     if not torch.is_grad_enabled() or flags is None or not view.pos.known.rising:
         return False
+    if view.pos.segment is None:  # then there are no documents to keep apart
+        flags = flags._replace(segments=False)
     return _of_rows(flags) and _on_hopper(q, view.k, view.v) and may_add_up(q, view.k, len(q))
 
 
