@@ -40,10 +40,11 @@ void product_request(int threads) {
     give(packed), give(y), give(dense);
 }
 
-// heads, kv_heads, dim, tokens held, new tokens, in which form they are kept; the cache of keys and of values (kv_heads,
-// all tokens, dim); queries, keys and values of the new tokens side by side. What the queries get.
+// heads, kv_heads, dim, tokens held, new tokens, in which form they are kept, and how many new tokens come at a time; the
+// cache of keys and of values (kv_heads, all tokens, dim); queries, keys and values of the new tokens side by side. What
+// the queries get.
 void attention_request(int threads) {
-    const auto n = take<int32_t>(6);
+    const auto n = take<int32_t>(7);
     const int64_t heads = n[0], kv = n[1], dim = n[2], held = n[3], tokens = n[4], all = held + tokens;
     auto k = take<float>(kv * all * dim), v = take<float>(kv * all * dim);
     std::vector<float> k_scale(kv * all), v_scale(kv * all);
@@ -54,16 +55,19 @@ void attention_request(int threads) {
     }
     auto qkv = take<float>(tokens * (heads + 2 * kv) * dim);
     std::vector<float> out(tokens * heads * dim);
-    const Buffer buffers[2] = {{qkv.data(), (heads + 2 * kv) * dim}, {out.data(), heads * dim}};
     const LayerStore store{k.data(), v.data(), k_scale.data(), v_scale.data(), all * dim, all * dim, 0, 0, (int32_t)dim, (int32_t)dim, n[5], 0};
-    const RowLocation location{nullptr, 0, 0, held};
     Op ops[2] = {};
     ops[0].kind = APPEND;
     ops[0].n[0] = (int32_t)(heads * dim), ops[0].n[1] = (int32_t)((heads + kv) * dim), ops[0].n[4] = (int32_t)kv;
     ops[1].kind = ATTEND, ops[1].dst = 1;
     ops[1].n[1] = (int32_t)heads, ops[1].n[2] = (int32_t)kv, ops[1].f[0] = 0.125f;
-    const ProgramCall call{ops, buffers, nullptr, &store, &location, 2, 1, tokens, 0, 0, nullptr, 0};
-    if (vantage_run(&call, threads)) std::exit(4);
+    for (int64_t t = 0; t < tokens; t += n[6]) {
+        const int64_t in = (heads + 2 * kv) * dim, of = heads * dim;
+        const Buffer buffers[2] = {{qkv.data() + t * in, in}, {out.data() + t * of, of}};
+        const RowLocation location{nullptr, 0, 0, held + t};
+        const ProgramCall call{ops, buffers, nullptr, &store, &location, 2, 1, std::min<int64_t>(n[6], tokens - t), 0, 0, nullptr, 0};
+        if (vantage_run(&call, threads)) std::exit(4);
+    }
     give(out);
 }
 

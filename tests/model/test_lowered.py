@@ -136,6 +136,34 @@ def test_packed_weights_give_the_same_bits_however_tokens_arrive(kind: str, opti
             assert {path for layer in cache.layers for path in layer.store.paths} == {"native"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "attention", "options"),
+    [
+        ("contiguous", vt.GroupedQuery(4, 1, head_dim=48), {}),
+        ("contiguous", vt.GroupedQuery(2, head_dim=80, value_dim=16), {"position": "alibi"}),
+        ("contiguous", vt.GroupedQuery(6, 2, head_dim=64, scores=vt.Scores(softcap=3.0, sinks=True)), {"window": 50}),
+        ("paged", vt.GroupedQuery(7, 1, head_dim=16, value_dim=32), {"window": 70}),
+        ("paged", vt.GroupedQuery(3, 1, head_dim=128), {"position": "alibi"}),
+        ("ring", vt.GroupedQuery(4, 2, head_dim=112, scores=vt.Scores(softcap=3.0)), {"window": 67}),
+    ],
+    ids=["48", "80, alibi", "64, softcap", "16, paged", "128, paged", "112, ring"],
+)
+@pytest.mark.parametrize("kv_dtype", [None, "float16", "int8"])
+def test_attention_of_a_prompt_has_the_bits_of_single_tokens(kind: str, attention, options: dict, kv_dtype: str | None):
+    """Many queries meet turned or widened keys, few queries meet them as they lie."""
+    model, tokens = made(spec(attention=attention, layers=1, **options)), torch.randint(50, (2, 143))
+    quantise(model, 4)
+    model.kv_dtype = kv_dtype
+    model.kernel = "native"
+    with torch.inference_mode():
+        cache = model.new_cache(2, kind=kind)
+        alone = torch.cat([model(token, cache=cache) for token in tokens.split(1, 1)], 1)
+        for chunks in ([143], [64, 79], [3, 41, 99], [130, 13]):
+            cache = model.new_cache(2, kind=kind)
+            parts = [model(part, cache=cache) for part in tokens.split(chunks, 1)]
+            assert torch.equal(torch.cat(parts, 1), alone), chunks
+
+
 @pytest.mark.parametrize("prompt", [1, 30, 71, 200])
 def test_drafts_in_a_ring_are_taken_back(prompt: int):
     """Written in place up to the draft's width, however often the ring has turned: the bits of a pass without one."""

@@ -13,7 +13,7 @@
 #pragma once
 #include <algorithm>
 #include <vector>
-#include "vectors.h"
+#include "scores.h"
 
 namespace vantage {
 
@@ -48,25 +48,12 @@ struct Attention {
     const float *slopes, *sinks;  // or null
 };
 
-constexpr int KEYS = 64, PIECE = 128;
-constexpr int STEP = 16;  // heads are a multiple of this
-
-struct Query {  // one query head of one token
-    const float* q;
-    int64_t index;  // which token of its row
-    float slope;
-    float* shown;  // where its weights go, one for each key from its row's first on and up to a multiple of STEP; or null
-};
+constexpr int PIECE = 128;
 
 // What a range of keys adds up to: per query the maximum, the sum of weights and the weighted values.
 struct Partial {
     float *top, *total, *out;  // (n), (n), (n, value_dim)
 };
-
-// WIDTH numbers as they are kept, widened. A scale comes later, and once for each key.
-inline floats widened(const float* p) { return load(p); }
-inline floats widened(const uint16_t* p) { return halves(p); }
-inline floats widened(const int8_t* p) { return to_floats(signed_bytes(p)); }
 
 // A key or a value as it is kept, and the scale of 8 bits.
 inline void keep(const float* x, int dim, float* to, float*) { std::memcpy(to, x, sizeof(float) * dim); }
@@ -82,42 +69,6 @@ inline void keep(const float* x, int dim, int8_t* to, float* scale) {
         const bytes narrow = __builtin_convertvector(__builtin_convertvector(rounded(load(x + d) / by), ints), bytes);
         std::memcpy(to + d, &narrow, sizeof narrow);
     }
-}
-
-// Scores of N queries with all keys, (N, KEYS). A key is widened once for all of them, four keys at a time: their sums fit
-// the registers.
-template <int N, class T>
-void score(const Query* q, const T* const* k, int keys, int dim, float* scores) {
-    constexpr int FOUR = 4;
-    for (int j = 0; j < keys; j += WIDTH) {
-        floats begun[N][WIDTH / FOUR];
-        for (int four = 0; four < WIDTH / FOUR; four++) {
-            const T* const* key = k + j + four * FOUR;
-            floats acc[N][FOUR];
-            for (int i = 0; i < FOUR; i++) {
-                const floats x = widened(key[i]);
-                for (int n = 0; n < N; n++) acc[n][i] = load(q[n].q) * x;
-            }
-            for (int d = WIDTH; d < dim; d += WIDTH) {
-                floats own[N];
-                for (int n = 0; n < N; n++) own[n] = load(q[n].q + d);
-                for (int i = 0; i < FOUR; i++) {
-                    const floats x = widened(key[i] + d);
-                    for (int n = 0; n < N; n++) acc[n][i] = fused(own[n], x, acc[n][i]);
-                }
-            }
-            for (int n = 0; n < N; n++) begun[n][four] = sums_begun(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
-        }
-        for (int n = 0; n < N; n++) store(scores + n * KEYS + j, sums_ended(begun[n]));
-    }
-}
-
-template <class T>
-void score_all(const Query* q, int n, const T* const* k, int keys, int dim, float* scores) {
-    int i = 0;
-    for (; i + 3 <= n; i += 3) score<3>(q + i, k, keys, dim, scores + i * KEYS);
-    if (n - i == 2) score<2>(q + i, k, keys, dim, scores + i * KEYS);
-    if (n - i == 1) score<1>(q + i, k, keys, dim, scores + i * KEYS);
 }
 
 // D vectors of the values of N queries, from dimension d on: N * D sums, which fit the registers, side by side. Fewer
@@ -260,10 +211,13 @@ inline void fetch_all(const T* const* x, int count, int dim, int further) {
         for (int line = 0; line < dim * (int)sizeof(T); line += 64) fetch((const char*)(x[j] + further * dim) + line);
 }
 
-constexpr int WIDEN_FOR = 8;  // queries for which it pays to widen once
+constexpr int MANY = 8;  // queries for which it pays to turn keys, or to widen them once
 
 // Floats that ``attend`` wants beside n * KEYS for the scores.
-inline int64_t widened_floats(const LayerStore& s) { return s.kept == FLOATS ? 0 : (int64_t)KEYS * (s.key_dim + s.value_dim); }
+inline int64_t widened_floats(const LayerStore& s) {
+    const int keys = TURNS || s.kept != FLOATS ? s.key_dim : 0, values = s.kept != FLOATS ? s.value_dim : 0;
+    return (int64_t)KEYS * (keys + values);
+}
 
 // A piece of one key/value head, for n queries that share it: keys [begin, end) are there, and nobody sees others.
 // scores: n * KEYS floats; room: widened_floats().
@@ -274,7 +228,7 @@ void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& loc
     const int dim = s.key_dim, width = s.value_dim;
     const int64_t k_first = row * s.k_row + head * s.k_head, v_first = row * s.v_row + head * s.v_head;
     const T *keys = (const T*)s.k + k_first, *values = (const T*)s.v + v_first;
-    const bool widens = NARROW && n >= WIDEN_FOR;
+    const bool many = n >= MANY, widens = NARROW && many;
     for (int i = 0; i < n; i++) to.top[i] = -INFINITY, to.total[i] = 0;
     std::memset(to.out, 0, sizeof(float) * n * width);
     for (int64_t from = piece * PIECE; from < std::min(end, (piece + 1) * PIECE); from += KEYS) {
@@ -298,10 +252,12 @@ void attend_kept(const Attention& a, const LayerStore& s, const RowLocation& loc
         for (int j = count; j < round; j++) repeat(count - 1, j);
         // Few queries read all of it from memory, so what comes next is asked for while something else is computed, and a
         // little at a time: lines that are on their way have few places.
-        const int chunk = n < WIDEN_FOR ? 2 * STEP : KEYS;
+        const int chunk = many ? KEYS : 2 * STEP;
         const float* wide[KEYS];
-        if (widens) widen(k, round, dim, room, wide);
-        for (int j = 0; j < round; j += chunk) {
+        const bool turns = TURNS && many;
+        if (turns) score_all_turned(q, n, turn_keys(k, round, dim, room), round, dim, scores);
+        else if (widens) widen(k, round, dim, room, wide);
+        for (int j = 0; j < round && !turns; j += chunk) {
             const int some = std::min(chunk, round - j);
             if (chunk < KEYS) fetch_all(v + j, some, width, 0);
             widens ? score_all(q, n, wide + j, some, dim, scores + j) : score_all(q, n, k + j, some, dim, scores + j);

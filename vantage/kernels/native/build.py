@@ -38,6 +38,7 @@ HEADERS = (
     "matrix_units.h",
     "repack.h",
     "repacking.h",
+    "scores.h",
     "sixteen.h",
     "team_size.h",
     "threads.h",

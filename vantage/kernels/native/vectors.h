@@ -168,6 +168,32 @@ inline floats sums_ended(const floats* begun) {
 #endif
 }
 
+// Lane j of vector i goes to lane i of vector j, of WIDTH vectors.
+inline void turn(floats* x) {
+#if defined(VANTAGE_AVX512)
+    for (int i = 0; i < WIDTH; i += 4) {  // four by four numbers in every quarter
+        const __m512 a = (__m512)x[i], b = (__m512)x[i + 1], c = (__m512)x[i + 2], d = (__m512)x[i + 3];
+        const __m512d ab = (__m512d)_mm512_unpacklo_ps(a, b), cd = (__m512d)_mm512_unpacklo_ps(c, d);
+        const __m512d above_ab = (__m512d)_mm512_unpackhi_ps(a, b), above_cd = (__m512d)_mm512_unpackhi_ps(c, d);
+        x[i] = (floats)_mm512_unpacklo_pd(ab, cd), x[i + 1] = (floats)_mm512_unpackhi_pd(ab, cd);
+        x[i + 2] = (floats)_mm512_unpacklo_pd(above_ab, above_cd), x[i + 3] = (floats)_mm512_unpackhi_pd(above_ab, above_cd);
+    }
+    for (int i = 0; i < 4; i++) {  // four by four quarters
+        const __m512 a = (__m512)x[i], b = (__m512)x[i + 4], c = (__m512)x[i + 8], d = (__m512)x[i + 12];
+        const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44), cd = _mm512_shuffle_f32x4(c, d, 0x44);
+        const __m512 above_ab = _mm512_shuffle_f32x4(a, b, 0xee), above_cd = _mm512_shuffle_f32x4(c, d, 0xee);
+        x[i] = (floats)_mm512_shuffle_f32x4(ab, cd, 0x88), x[i + 4] = (floats)_mm512_shuffle_f32x4(ab, cd, 0xdd);
+        x[i + 8] = (floats)_mm512_shuffle_f32x4(above_ab, above_cd, 0x88);
+        x[i + 12] = (floats)_mm512_shuffle_f32x4(above_ab, above_cd, 0xdd);
+    }
+#else
+    floats turned[WIDTH];
+    for (int i = 0; i < WIDTH; i++)
+        for (int j = 0; j < WIDTH; j++) turned[j][i] = x[i][j];
+    std::memcpy(x, turned, sizeof turned);
+#endif
+}
+
 // One bit for each lane that is at least x.
 inline uint32_t reaching(floats v, float x) {
 #if defined(VANTAGE_AVX512)
