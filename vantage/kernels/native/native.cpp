@@ -91,7 +91,6 @@ struct ProgramCall {
     int64_t shown_keys;   // at least those that are held and new, up to a multiple of STEP
 };
 
-constexpr int QUERY_TOKENS = 16;  // tokens of a prompt that one piece takes
 constexpr int ROW_UNIT = HAS_TILES ? REGISTER_ROWS : TILE;  // rows of a piece are multiples of it
 constexpr int MOST_ROWS = HAS_TILES ? 256 : 132;            // that one piece of a product takes
 static_assert(MOST_ROWS % ROW_UNIT == 0);
@@ -281,13 +280,31 @@ void attend_few(const Op& op, const ProgramCall& c, int64_t task, std::atomic<in
 }
 
 // A prompt: a tile of queries of a row and head at a time. The last tiles look at the most keys, and come first.
-int64_t query_tiles(const ProgramCall& c) { return (c.tokens + QUERY_TOKENS - 1) / QUERY_TOKENS; }
+int64_t query_tiles(const ProgramCall& c, int64_t tokens) { return (c.tokens + tokens - 1) / tokens; }
 
-void attend_many(const Op& op, const ProgramCall& c, int64_t task, float* room) {
+// Tokens of a prompt in a tile; what a query gets does not depend on it. With more of them, more queries share what it
+// takes to turn or widen keys and values, which is as much as SHARED queries take; but each query is computed for half as
+// many keys after its own. What a tile keeps of all pieces should not take more than 8 MiB, and every thread should get
+// several tiles.
+int64_t tile_tokens(const Op& op, const ProgramCall& c, int threads) {
+    constexpr int64_t LEAST = 16, MOST = 64, MOST_QUERIES = 192, MOST_FLOATS = 2 << 20;
+    constexpr int64_t SHARED = TURNS ? 7 : 3;  // measured on a Zen 5
+    const int64_t group = op.n[1] / op.n[2], pieces = most_pieces(op, c);
+    const int64_t seen = pieces * PIECE - c.tokens / 2, keys = op.n[5] ? std::min<int64_t>(op.n[5], seen) : seen;
+    int64_t tokens = LEAST;
+    for (int64_t more = 2 * LEAST; more <= MOST; tokens = more, more += LEAST) {
+        const bool pays = group * tokens * more < 2 * SHARED * keys;
+        const bool busy = query_tiles(c, more) * c.rows * op.n[2] >= 8 * threads;
+        if (!pays || !busy || group * more > MOST_QUERIES || pieces * partial_floats(op, c, group * more) > MOST_FLOATS) break;
+    }
+    return tokens;
+}
+
+void attend_many(const Op& op, const ProgramCall& c, int64_t task, int64_t tokens, float* room) {
     const Attention a = attention(op);
-    const int most = a.heads / a.kv_heads * QUERY_TOKENS;
+    const int most = (int)(a.heads / a.kv_heads * tokens);
     const int64_t both = c.rows * a.kv_heads, stride = partial_floats(op, c, most);
-    const int64_t t0 = (query_tiles(c) - 1 - task / both) * QUERY_TOKENS, t1 = std::min(c.tokens, t0 + QUERY_TOKENS);
+    const int64_t t0 = (query_tiles(c, tokens) - 1 - task / both) * tokens, t1 = std::min(c.tokens, t0 + tokens);
     const int64_t row = task % both / a.kv_heads, head = task % both % a.kv_heads;
     const RowLocation& location = c.places[op.n[4] * c.rows + row];
     const Span keys = span(op, location, t0, t1);
@@ -442,7 +459,8 @@ std::vector<Stage> stages(const ProgramCall& c, int threads) {
             stage.pieces = (int)(stage.cut.row_pieces * stage.cut.column_pieces);
             stage.before = own;
         } else if (op->kind == ATTEND) {
-            stage.pieces = (int)(few(*op, c) ? few_pieces(*op, c) : query_tiles(c) * c.rows * op->n[2]);
+            stage.cut.rows = few(*op, c) ? c.tokens : tile_tokens(*op, c, threads);
+            stage.pieces = (int)(few(*op, c) ? few_pieces(*op, c) : query_tiles(c, stage.cut.rows) * c.rows * op->n[2]);
             heads += c.rows * op->n[2];
         } else {
             const bool alone = m <= FEW;  // who waits for one thread might as well do its work
@@ -466,7 +484,7 @@ void work(const Stage& stage, const ProgramCall& c, int64_t task, std::atomic<in
     const Op& op = *stage.begin;
     if (op.kind == LINEAR) return product(stage, c, task, worker);
     if (op.kind == ATTEND && few(op, c)) return attend_few(op, c, task, finished + stage.first, worker.room.data);
-    if (op.kind == ATTEND) return attend_many(op, c, task, worker.room.data);
+    if (op.kind == ATTEND) return attend_many(op, c, task, stage.cut.rows, worker.room.data);
     const int64_t end = std::min(c.rows * c.tokens, (task + 1) * stage.cut.rows);
     for (int64_t i = task * stage.cut.rows; i < end; i++)
         for (const Op* step = stage.begin; step < stage.end; step++) row_step(*step, c, i);
@@ -483,7 +501,7 @@ void reserve(const ProgramCall& c, const std::vector<Stage>& all, int threads) {
             if (rounds_activations(w))
                 rounded = std::max(rounded, in_registers(stage.cut.rows) * (w.inputs / BLOCK) * (int64_t)sizeof(RoundedBlock) / 4);
         } else if (op.kind == ATTEND) {
-            const int64_t n = op.n[1] / op.n[2] * (few(op, c) ? c.tokens : (int64_t)QUERY_TOKENS);
+            const int64_t n = op.n[1] / op.n[2] * stage.cut.rows;
             const int64_t each = partial_floats(op, c, n);
             const int64_t partials = few(op, c) ? 0 : most_pieces(op, c) * each;
             room = std::max(room, n * KEYS + widened_floats(c.stores[op.n[3]]) + partials + 64);
