@@ -132,25 +132,33 @@ struct Seen {
           all(last >= (float)round && first <= 0) {}
 };
 
-// Scores of one query as the softmax takes them, in their place; and the highest of them.
-inline float prepare(const Attention& a, const Query& q, int64_t from, int round, float* scores) {
+// Scores of one query as the softmax takes them, in their place; and the highest of them. PLAIN: they are scaled, no more.
+template <bool PLAIN>
+inline float prepare_some(const Attention& a, const Query& q, const Seen& seen, int64_t from, int round, float* scores) {
     const floats steps = lanes();
-    const Seen seen(a, q, from, round);
     floats best = all(-INFINITY);
     for (int j = 0; j < round; j += WIDTH) {
         floats x = load(scores + j) * a.scale;
-        if (a.softcap != 0) x = tanh(x / a.softcap) * a.softcap;
-        const floats at = steps + (float)j;
-        if (q.slope != 0) x -= q.slope * ((float)(q.index - from) - at);
-        if (!seen.all) {
-            x = at < seen.last ? x : all(-INFINITY);
-            x = at >= seen.first ? x : all(-INFINITY);
+        if (!PLAIN) {
+            if (a.softcap != 0) x = tanh(x / a.softcap) * a.softcap;
+            const floats at = steps + (float)j;
+            if (q.slope != 0) x -= q.slope * ((float)(q.index - from) - at);
+            if (!seen.all) {
+                x = at < seen.last ? x : all(-INFINITY);
+                x = at >= seen.first ? x : all(-INFINITY);
+            }
+            if (q.shown) store(q.shown + from + j, x);
         }
         store(scores + j, x);
-        if (q.shown) store(q.shown + from + j, x);
         best = max(x, best);
     }
     return greatest(best);
+}
+
+inline float prepare(const Attention& a, const Query& q, int64_t from, int round, float* scores) {
+    const Seen seen(a, q, from, round);
+    const bool plain = a.softcap == 0 && q.slope == 0 && seen.all && !q.shown;
+    return plain ? prepare_some<true>(a, q, seen, from, round, scores) : prepare_some<false>(a, q, seen, from, round, scores);
 }
 
 // From scores to weights, less than the running maximum; what came before is made smaller where the maximum rises.
