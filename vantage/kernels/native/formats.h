@@ -126,6 +126,11 @@ struct Groups {
     const uint8_t* first(int64_t group) const {
         return data + (group / SUPER * SUPER) * blocks * F::BYTES + group % SUPER * F::BYTES;
     }
+    // Where the outputs before this one end, those that lie side by side with it included.
+    const uint8_t* end(int64_t output) const {
+        const int64_t groups = (output + LANES * SUPER - 1) / (LANES * SUPER) * SUPER;
+        return data + std::min(groups, count) * blocks * F::BYTES;
+    }
 };
 
 // for_each<N>(f): f(0), f(1), … with numbers that the compiler knows.

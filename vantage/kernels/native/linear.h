@@ -12,7 +12,7 @@
 
 namespace vantage {
 
-constexpr int AHEAD = 65536;                  // bytes, of weights that will be wanted in the second cache
+constexpr int AHEAD = 32768;                  // bytes, of weights that will be wanted in the second cache
 constexpr int NEAR_AHEAD = 8192;              // and in the first, where it holds them beside what is worked on
 constexpr int LARGE_FIRST_CACHE = 48 << 10;
 constexpr int PANEL = 2;                      // vectors of outputs that many rows meet at a time
@@ -32,6 +32,17 @@ struct Rows {  // the activations of one call
     int64_t ldy;
     int m;
     bool add;
+    int until;            // the output at which the weights end that this thread is likely to read: those behind are another's
+    const uint8_t* next;  // what it reads after them, or null
+};
+
+struct Ahead {  // what is asked for ahead: a thread's own weights, and then those of its next product
+    const uint8_t *end, *next;
+    // What is read so many bytes after p; p itself where that is not known.
+    const uint8_t* of(const uint8_t* p, int64_t bytes) const {
+        const int64_t beyond = p + bytes - end;
+        return beyond < 0 ? p + bytes : next ? next + beyond : p;
+    }
 };
 
 struct RoundedBlock {  // 32 activations
@@ -91,8 +102,8 @@ inline floats scaled(floats acc, ints s, floats scale, floats minimum, const Blo
     return scaled<MINIMUM>(acc, s, scale, minimum, x.scale, PARTS == 1 ? x.sum : x.sums[part]);
 }
 
-// Whether one row's weights are asked for into the first cache, in the order of memory. With 48 KB (Zen 5) a product
-// reads 64 GB/s for 56, and 43 for 35 where both processors are one core's threads. With 32 KB (Zen 4) it would be slower.
+// Whether one row's weights are asked for into the first cache. With 48 KB (Zen 5) a product reads 64 GB/s for 56, and 43
+// for 35 where both processors are one core's threads. With 32 KB (Zen 4) it would be a fifth slower.
 inline bool has_large_first_cache() {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
     return sysconf(_SC_LEVEL1_DCACHE_SIZE) >= LARGE_FIRST_CACHE;
@@ -102,44 +113,54 @@ inline bool has_large_first_cache() {
 }
 inline bool asks_near = has_large_first_cache();
 
-// One row, and formats with blocks of 256 inputs: a vector's whole block at a time, so that memory is read in its
-// order, and four sums of 32 inputs side by side hide the latency of a sum. The same bits as ``few``.
-template <class F, int G>
+// One row and the SUPER groups of outputs that lie side by side: a group's whole block at a time, so that memory is read in
+// its order; as four streams (``few``) blocks of 256 inputs are read at two thirds of the speed. Processors foresee this order,
+// but for the ends of pages; of blocks of 32 inputs, asking ahead costs more than it gains. Some sums side by side hide the
+// latency of one. They are whole numbers: the same bits as ``few``.
+template <class F>
 void one_row(const Matrix& w, const Groups<F>& groups, int out, const Rows& r, const RoundedBlock* x) {
-    constexpr int SOME = 4, BLOCKS = F::INPUTS / BLOCK;
-    const int64_t group = out / LANES, step = groups.step(group);
-    const uint8_t* first = groups.first(group);
-    floats acc[G];
-    for (int g = 0; g < G; g++) acc[g] = all(0);
-    for (int64_t b = 0; b < groups.blocks; b++, first += step, x += BLOCKS)
-        for (int g = 0; g < G; g++) {
-            const int lane = (out + g * WIDTH) % LANES;
-            const uint8_t* base = first + (out % LANES + g * WIDTH) / LANES * F::BYTES;
-            if (lane == 0)
-                for (int line = 0; line < F::BYTES; line += 64) fetch_near(base + line + NEAR_AHEAD);
-            for (int i = 0; i < BLOCKS; i += SOME) {
-                const uint8_t* numbers = base + F::SCALES + i * F::NUMBERS + 4 * lane;
-                ints s[SOME][F::PARTS];
+    constexpr int V = LANES / WIDTH, SUMS = V < 4 ? 4 / V : 1, BLOCKS = F::INPUTS / BLOCK;
+    const uint8_t* base = groups.first(out / LANES);
+    const Ahead ahead{groups.end(r.until), r.next};
+    floats acc[SUPER][V];
+    for (int g = 0; g < SUPER; g++)
+        for (int v = 0; v < V; v++) acc[g][v] = all(0);
+    for (int64_t b = 0; b < groups.blocks; b++, x += BLOCKS)
+        for (int g = 0; g < SUPER; g++, base += F::BYTES) {
+            const uint8_t* later = F::INPUTS > BLOCK ? ahead.of(base, asks_near ? NEAR_AHEAD : AHEAD) : nullptr;
+            // not in a function of its own: GCC 12 leaves out one that does nothing but this
+            for (int line = 0; line < F::SCALES && later; line += 64, later += 64) asks_near ? fetch_near(later) : fetch(later);
+            for (int i = 0; i < BLOCKS; i++) {
+                const uint8_t* numbers = base + F::SCALES + i * F::NUMBERS;
+                for (int line = 0; line < F::NUMBERS && later; line += 64, later += 64) asks_near ? fetch_near(later) : fetch(later);
                 for_each_from<0, F::PARTS>([&](auto part) {
-                    for (int k = 0; k < SOME; k++)
-                        s[k][part] = F::OFFSET ? initial_sum<F::PARTS>(x[i + k], part, F::OFFSET) : ints{};
+                    ints s[SUMS][V];
+                    for (int v = 0; v < V; v++) {
+                        s[0][v] = F::OFFSET ? initial_sum<F::PARTS>(x[i], part, F::OFFSET) : ints{};
+                        for (int k = 1; k < SUMS; k++) s[k][v] = ints{};
+                    }
                     for_each_from<part * 16 / F::PARTS, (part + 1) * 16 / F::PARTS>([&](auto p) {
-                        for (int k = 0; k < SOME; k++) {
-                            const ints pair = F::template pair<p>(numbers + k * F::NUMBERS);
-                            s[k][part] = multiply_pairs(s[k][part], pair, x[i + k].pair(p));
+                        const ints a = x[i].pair(p);
+                        for (int v = 0; v < V; v++) {
+                            const ints pair = F::template pair<p>(numbers + 4 * v * WIDTH);
+                            s[p % SUMS][v] = multiply_pairs(s[p % SUMS][v], pair, a);
                         }
                     });
-                });
-                for (int k = 0; k < SOME; k++)
-                    for (int part = 0; part < F::PARTS; part++) {
-                        const int sub = (i + k) * F::PARTS + part;
-                        const floats scale = F::scale(base, lane, sub);
-                        const floats minimum = F::MINIMUM ? F::minimum(base, lane, sub) : all(0);
-                        acc[g] = scaled<F::PARTS, F::MINIMUM>(acc[g], s[k][part], scale, minimum, x[i + k], part);
+                    for (int v = 0; v < V; v++) {
+                        for (int k = 1; k < SUMS; k++) s[0][v] += s[k][v];
+                        const int sub = i * F::PARTS + part;
+                        const floats scale = F::scale(base, v * WIDTH, sub);
+                        const floats minimum = F::MINIMUM ? F::minimum(base, v * WIDTH, sub) : all(0);
+                        acc[g][v] = scaled<F::PARTS, F::MINIMUM>(acc[g][v], s[0][v], scale, minimum, x[i], part);
                     }
+                });
             }
         }
-    for (int g = 0; g < G; g++) finish(r, 0, out + g * WIDTH, w.outputs - out - g * WIDTH, acc[g], w.bias);
+    for (int g = 0; g < SUPER; g++)
+        for (int v = 0; v < V; v++) {
+            const int at = out + g * LANES + v * WIDTH;
+            finish(r, 0, at, w.outputs - at, acc[g][v], w.bias);
+        }
 }
 
 // A few rows: the weights are unpacked in registers. G vectors of outputs side by side hide the latency of a sum.
@@ -156,16 +177,17 @@ void few(const Matrix& w, const Groups<F>& groups, int out, const Rows& r, const
     floats acc[M][G];
     for (int m = 0; m < M; m++)
         for (int g = 0; g < G; g++) acc[m][g] = all(0);
-    const int64_t ahead = std::max<int64_t>(1, AHEAD / step) * step;
+    const Ahead ahead{groups.end(r.until), r.next};
     for (int64_t b = 0; b < groups.blocks; b++) {
+        const int64_t by = ahead.of(base[0], std::max<int64_t>(1, AHEAD / step) * step) - base[0];
         for (int g = 0; g < G; g += LANES / WIDTH)
-            for (int line = 0; line < F::SCALES; line += 64) fetch(base[g] + line + ahead);
+            for (int line = 0; line < F::SCALES; line += 64) fetch(base[g] + line + by);
         for (int i = 0; i < F::INPUTS / BLOCK; i++, x++) {
             const uint8_t* numbers[G];
             for (int g = 0; g < G; g++) {
                 numbers[g] = base[g] + F::SCALES + i * F::NUMBERS + 4 * lane[g];
                 if (g % (LANES / WIDTH) == 0)  // the stream goes on
-                    for (int line = 0; line < F::NUMBERS; line += 64) fetch(numbers[g] + line + ahead);
+                    for (int line = 0; line < F::NUMBERS; line += 64) fetch(numbers[g] + line + by);
             }
             for_each_from<0, F::PARTS>([&](auto part) {
                 ints s[M][G];
@@ -200,16 +222,13 @@ void few_rows(const Matrix& w, int begin, int end, const Rows& r, const RoundedB
     constexpr int G = M == 1 ? 4 : M == 2 ? 2 : 1;
     const Groups<F> groups(w);
     for (int out = begin; out < end;) {
-        // vectors that lie side by side end with the super group
+        // what lies side by side ends with the super group
         const int left = (out / LANES / SUPER * SUPER + groups.wide(out / LANES)) * LANES - out;
-        if (left >= G * WIDTH && out + G * WIDTH <= end) {
-            if constexpr (M == 1 && F::INPUTS == 256) {
-                if (asks_near) one_row<F, G>(w, groups, out, r, x);
-                else few<F, G, M>(w, groups, out, r, x, blocks);
-            } else {
-                few<F, G, M>(w, groups, out, r, x, blocks);
-            }
-            out += G * WIDTH;
+        if (M == 1 && left == SUPER * LANES && out + left <= end) {
+            if constexpr (M == 1) one_row(w, groups, out, r, x);
+            out += left;
+        } else if (left >= G * WIDTH && out + G * WIDTH <= end) {
+            few<F, G, M>(w, groups, out, r, x, blocks), out += G * WIDTH;
         } else {
             few<F, 1, M>(w, groups, out, r, x, blocks), out += WIDTH;
         }
@@ -358,7 +377,7 @@ void quantised(const Matrix& w, int begin, int end, const Rows& r, const Rounded
         next = std::min(end, (out / (SUPER * LANES) + 1) * SUPER * LANES);
         for (int m = 0; m < r.m;) {
             const int some = r.m - m >= 4 ? 4 : r.m - m >= 2 ? 2 : 1;
-            const Rows rows{r.x + m * r.ldx, r.ldx, r.y + m * r.ldy, r.ldy, some, r.add};
+            const Rows rows{r.x + m * r.ldx, r.ldx, r.y + m * r.ldy, r.ldy, some, r.add, r.until, r.next};
             if (some == 4) few_rows<F, 4>(w, out, next, rows, x + m * blocks, blocks);
             else if (some == 2) few_rows<F, 2>(w, out, next, rows, x + m * blocks, blocks);
             else few_rows<F, 1>(w, out, next, rows, x + m * blocks, blocks);

@@ -12,6 +12,7 @@
 #include "choose.h"
 #include "linear.h"
 #include "repacking.h"
+#include "sixteen.h"
 #include "team_size.h"
 #include "threads.h"
 #include "tiles.h"
@@ -30,6 +31,7 @@ struct Kernels {  // of a format (format.cpp)
     ByteProduct* const* bytes;  // which is null where there is none
     TileProduct* const* tiles;  // the same
     bool (*repack)(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);
+    int block_inputs, block_bytes;  // of LANES outputs
 };
 
 #define VANTAGE_FORMAT(NAME)       \
@@ -38,7 +40,8 @@ struct Kernels {  // of a format (format.cpp)
     extern ByteProduct* const bytes_##NAME; \
     extern TileProduct* const tiles_##NAME; \
     bool repack_##NAME(const uint8_t* const* rows, const Matrix& w, int64_t begin, int64_t end);
-#define VANTAGE_KERNELS(NAME) {product_##NAME, row_##NAME, &bytes_##NAME, &tiles_##NAME, repack_##NAME}
+#define VANTAGE_KERNELS(NAME) \
+    {product_##NAME, row_##NAME, &bytes_##NAME, &tiles_##NAME, repack_##NAME, Form##NAME::INPUTS, Form##NAME::BYTES}
 VANTAGE_FORMAT(Q8_0) VANTAGE_FORMAT(Q4_0) VANTAGE_FORMAT(Q4_1) VANTAGE_FORMAT(Q5_0) VANTAGE_FORMAT(Q5_1)
 VANTAGE_FORMAT(Q2_K) VANTAGE_FORMAT(Q3_K) VANTAGE_FORMAT(Q4_K) VANTAGE_FORMAT(Q5_K) VANTAGE_FORMAT(Q6_K)
 VANTAGE_FORMAT(IQ4_NL) VANTAGE_FORMAT(IQ4_XS) VANTAGE_FORMAT(MXFP4) VANTAGE_FORMAT(F16) VANTAGE_FORMAT(BF16)
@@ -363,7 +366,8 @@ Cut cut(const Matrix& w, int64_t m, int threads) {
         rows = std::max<int64_t>(4 * TILE, std::min<int64_t>(even, MOST_ROWS));
     }
     const int64_t row_pieces = (m + rows - 1) / rows;
-    const int64_t unit = std::max(LANES, 4 * WIDTH), units = (w.outputs + unit - 1) / unit;
+    constexpr int64_t unit = SUPER * LANES;  // which lie side by side
+    const int64_t units = (w.outputs + unit - 1) / unit;
     int64_t each = units;  // units in a piece
     if (threads > 1 && row_pieces < 2 * threads) each = units <= 16 * threads ? 1 : units / (8 * threads);
     return {rows, row_pieces, each * unit, (units + each - 1) / each};
@@ -375,6 +379,12 @@ struct Stage {  // a product, an attention, or steps that take row by row
     Cut cut;
     const Op* before;  // of a product of few rows: a step that every thread takes for itself, or null
     int64_t first;     // of an attention: its place in ``Program::finished``
+    const Stage* next; // product of few rows, of one
+};
+
+struct Turn {  // whose it is to do a task
+    int last;  // the task at which those end that this thread is likely to do next
+    int thread, threads;
 };
 
 bool takes_bytes(const Matrix& w, const ProgramCall& c) {
@@ -414,14 +424,24 @@ void prepare(const Stage& stage, const ProgramCall& c, const Matrix& w, int64_t 
     worker.prepared_for = source, worker.prepared_from = first;
 }
 
-void product(const Stage& stage, const ProgramCall& c, int64_t task, Worker& worker) {
+// Where the weights begin that a thread reads first of a product; null where they are not packed.
+const uint8_t* first_weights(const Stage& stage, const Turn& turn) {
+    const Matrix& w = *(const Matrix*)stage.begin->p[0];
+    if (!is_packed(w)) return nullptr;
+    const int64_t group = Progress::first_of(turn.thread, stage.pieces, turn.threads) * stage.cut.columns / LANES;
+    return (const uint8_t*)w.data + group * (w.inputs / kernels(w).block_inputs) * kernels(w).block_bytes;
+}
+
+void product(const Stage& stage, const ProgramCall& c, int64_t task, const Turn& turn, Worker& worker) {
     const Op& op = *stage.begin;
     const Cut& cut = stage.cut;
     const Matrix& w = *(const Matrix*)op.p[0];
     const Buffer &x = c.buffers[op.src], &y = c.buffers[op.dst];
     const int64_t first = task / cut.column_pieces * cut.rows, m = std::min(cut.rows, c.rows * c.tokens - first);
     const int64_t begin = task % cut.column_pieces * cut.columns, end = std::min<int64_t>(begin + cut.columns, w.outputs);
-    Rows rows{x.row(first), x.width, y.row(first, op.n[1]), y.width, (int)m, op.n[0] != 0};
+    const int until = cut.row_pieces == 1 ? (int)std::min<int64_t>(turn.last * cut.columns, w.outputs) : w.outputs;
+    const uint8_t* next = stage.next ? first_weights(*stage.next, turn) : nullptr;
+    Rows rows{x.row(first), x.width, y.row(first, op.n[1]), y.width, (int)m, op.n[0] != 0, until, next};
     prepare(stage, c, w, first, rows, worker);
     const float* rounded = worker.rounded.data;
     const int to = (int)((end + LANES - 1) / LANES * LANES);
@@ -453,7 +473,7 @@ std::vector<Stage> stages(const ProgramCall& c, int threads) {
     const int64_t m = c.rows * c.tokens;
     int64_t heads = 0;
     for (const Op* op = c.ops; op < c.ops + c.n_ops;) {
-        Stage stage{op, op + 1, 0, {}, nullptr, heads};
+        Stage stage{op, op + 1, 0, {}, nullptr, heads, nullptr};
         if (op->kind == LINEAR) {
             stage.cut = cut(*(const Matrix*)op->p[0], m, threads);
             stage.pieces = (int)(stage.cut.row_pieces * stage.cut.column_pieces);
@@ -477,12 +497,18 @@ std::vector<Stage> stages(const ProgramCall& c, int threads) {
         if (op < c.ops + c.n_ops && op->kind != LINEAR) own = nullptr;
         all.push_back(stage);
     }
+    const Stage* next = nullptr;
+    for (size_t i = all.size(); i-- && m <= FEW;) {
+        all[i].next = next;
+        if (all[i].begin->kind == LINEAR) next = &all[i];
+    }
     return all;
 }
 
-void work(const Stage& stage, const ProgramCall& c, int64_t task, std::atomic<int>* finished, Worker& worker) {
+void work(const Stage& stage, const ProgramCall& c, int64_t task, const Turn& turn, std::atomic<int>* finished,
+          Worker& worker) {
     const Op& op = *stage.begin;
-    if (op.kind == LINEAR) return product(stage, c, task, worker);
+    if (op.kind == LINEAR) return product(stage, c, task, turn, worker);
     if (op.kind == ATTEND && few(op, c)) return attend_few(op, c, task, finished + stage.first, worker.room.data);
     if (op.kind == ATTEND) return attend_many(op, c, task, stage.cut.rows, worker.room.data);
     const int64_t end = std::min(c.rows * c.tokens, (task + 1) * stage.cut.rows);
@@ -524,9 +550,12 @@ struct Program {  // one run of a call, by several threads
     void run(int thread, int threads) {
         Worker& worker = workers[thread];
         worker.prepared_for = nullptr;
-        for (size_t i = 0; i < all.size(); i++)
-            progress[i].share(all[i].pieces, thread, threads,
-                              [&](int task) { work(all[i], call, task, finished.data(), worker); });
+        for (size_t i = 0; i < all.size(); i++) {
+            progress[i].take(all[i].pieces, thread, threads, [&](int task, int last) {
+                work(all[i], call, task, {last, thread, threads}, finished.data(), worker);
+            });
+            progress[i].wait(all[i].pieces);
+        }
     }
     const ProgramCall& call;
     std::vector<Stage> all;

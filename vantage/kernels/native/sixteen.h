@@ -137,7 +137,7 @@ void sixteen(const Matrix& w, int begin, int end, const Rows& r, float* room) {
         next = std::min(end, (out / (SUPER * LANES) + 1) * SUPER * LANES);
         for (int m = 0; m < r.m;) {
             const int some = r.m - m >= 4 ? 4 : r.m - m >= 2 ? 2 : 1;
-            const Rows rows{r.x + m * r.ldx, r.ldx, r.y + m * r.ldy, r.ldy, some, r.add};
+            const Rows rows{r.x + m * r.ldx, r.ldx, r.y + m * r.ldy, r.ldy, some, r.add, r.until, r.next};
             if (some == 4) few_sixteen_rows<F, 4>(w, out, next, rows);
             else if (some == 2) few_sixteen_rows<F, 2>(w, out, next, rows);
             else few_sixteen_rows<F, 1>(w, out, next, rows);

@@ -33,20 +33,29 @@ inline void relax() {
 
 class alignas(64) Progress {  // of one stage
   public:
-    // Takes pieces until there are none, and returns when all are done. A thread begins with a range of its own, so that
-    // what it asks for ahead is what it will read, and then takes from the others'.
+    // Takes pieces until there are none, and returns when all are done.
     template <class Work>
     void share(int pieces, int thread, int threads, Work&& work) {
+        take(pieces, thread, threads, [&](int piece, int) { work(piece); });
+        wait(pieces);
+    }
+    // Takes pieces until there are none. A thread begins with a range of its own, so that what it asks for ahead is what
+    // it will read, and then takes from the others'.
+    template <class Work>
+    void take(int pieces, int thread, int threads, Work&& work) {
         const int ranges = std::min(threads, RANGES);
         for (int k = 0; k < ranges; k++) {
-            const int range = (thread + k) % ranges, end = (int)((int64_t)pieces * (range + 1) / ranges);
-            const int first = (int)((int64_t)pieces * range / ranges);
+            const int range = (thread + k) % ranges, end = first_of(range + 1, pieces, threads);
+            const int first = first_of(range, pieces, threads);
             for (int piece; (piece = first + next_[range].fetch_add(1, std::memory_order_relaxed)) < end;) {
-                work(piece);
+                work(piece, end);
                 if (done_.fetch_add(1) + 1 == pieces && asleep_.load()) wake();
             }
         }
-        wait(pieces);
+    }
+    // The first piece of a range: of a thread, as long as there are enough of them.
+    static int first_of(int range, int pieces, int threads) {
+        return (int)((int64_t)pieces * range / std::min(threads, RANGES));
     }
     // Returns when so many are done, and takes none.
     void wait(int pieces) {
