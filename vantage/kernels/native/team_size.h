@@ -31,12 +31,14 @@ class TeamSize {
         elapsed_ += elapsed, lost_ += lost;
         const bool crowded = lost_ * 100 > std::max(elapsed_, WINDOW) * CROWDED_PERCENT;
         if (!crowded && elapsed_ < WINDOW) return;  // a single wait says little
+        if (!crowded) crowded_alone_ = 0;
         if (crowded && size_ > 1) {
             hold_ = trying_ ? std::min(2 * hold_, LONGEST_HOLD) : HOLD;
             size_ = trying_ ? before_ : size_ - 1;
             look_again_ = now + hold_;
         } else if (crowded) {
-            look_again_ = std::max(look_again_, now + HOLD);  // alone, and still others have the core
+            // alone, and still others have the core: who stays so long will stay longer
+            look_again_ = std::max(look_again_, now + (++crowded_alone_ < STAYS ? HOLD : CROWDED_HOLD));
         } else if (trying_) {
             hold_ = HOLD, look_again_ = now;
         }
@@ -47,8 +49,9 @@ class TeamSize {
 
   private:
     static constexpr int64_t MS = 1000000, WINDOW = 30 * MS, HOLD = 25 * MS, LONGEST_HOLD = 1600 * MS;
-    static constexpr int64_t CROWDED_PERCENT = 15;
-    int wanted_, size_, before_ = 0;
+    static constexpr int64_t CROWDED_PERCENT = 15, CROWDED_HOLD = 4 * HOLD;
+    static constexpr int STAYS = 3;  // times that so much was lost, of some 10 ms each
+    int wanted_, size_, before_ = 0, crowded_alone_ = 0;
     bool trying_ = false;  // more threads than before
     int64_t look_again_ = 0, hold_ = HOLD, elapsed_ = 0, lost_ = 0;
 };
