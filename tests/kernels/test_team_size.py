@@ -72,6 +72,14 @@ def test_cores_taken_by_others(machine: Machine):
     assert after.index(2) * 5 <= 300
 
 
+def test_who_stays_crowded_alone_waits_longer(machine: Machine):
+    """Beside processes that stay, each try of more threads costs a wait and gains nothing."""
+    machine.run(2, 500, lambda now, size: 0.0)
+    assert machine.run(2, 200, lambda now, size: 0.6)[-1] == 1
+    after = machine.run(2, 500, lambda now, size: 0.0)
+    assert 60 <= after.index(2) * 5 <= 130
+
+
 def test_a_short_disturbance_costs_the_threads_for_a_short_time(machine: Machine):
     """A server answers a client while the next request comes in: that must not compute its prompt with one thread."""
     machine.run(2, 500, lambda now, size: 0.0)

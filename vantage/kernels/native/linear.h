@@ -103,7 +103,8 @@ inline floats scaled(floats acc, ints s, floats scale, floats minimum, const Blo
 }
 
 // Whether one row's weights are asked for into the first cache. With 48 KB (Zen 5) a product reads 64 GB/s for 56, and 43
-// for 35 where both processors are one core's threads. With 32 KB (Zen 4) it would be a fifth slower.
+// for 35 where both processors are one core's threads (before a block was read in its order as well). With 32 KB (Zen 4)
+// it would be a fifth slower.
 inline bool has_large_first_cache() {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
     return sysconf(_SC_LEVEL1_DCACHE_SIZE) >= LARGE_FIRST_CACHE;
@@ -114,7 +115,7 @@ inline bool has_large_first_cache() {
 inline bool asks_near = has_large_first_cache();
 
 // One row and the SUPER groups of outputs that lie side by side: a group's whole block at a time, so that memory is read in
-// its order; as four streams (``few``) blocks of 256 inputs are read at two thirds of the speed. Processors foresee this order,
+// its order; as four streams (``few``) blocks of 256 inputs are read at two thirds of the speed (Zen 4). Processors foresee this order,
 // but for the ends of pages; of blocks of 32 inputs, asking ahead costs more than it gains. Some sums side by side hide the
 // latency of one. They are whole numbers: the same bits as ``few``.
 template <class F>

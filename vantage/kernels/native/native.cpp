@@ -428,7 +428,8 @@ void prepare(const Stage& stage, const ProgramCall& c, const Matrix& w, int64_t 
 const uint8_t* first_weights(const Stage& stage, const Turn& turn) {
     const Matrix& w = *(const Matrix*)stage.begin->p[0];
     if (!is_packed(w)) return nullptr;
-    const int64_t group = Progress::first_of(turn.thread, stage.pieces, turn.threads) * stage.cut.columns / LANES;
+    const int range = turn.thread % Progress::ranges_of(turn.threads);
+    const int64_t group = Progress::first_of(range, stage.pieces, turn.threads) * stage.cut.columns / LANES;
     return (const uint8_t*)w.data + group * (w.inputs / kernels(w).block_inputs) * kernels(w).block_bytes;
 }
 

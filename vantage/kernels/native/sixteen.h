@@ -33,6 +33,8 @@ struct SixteenBits {
 using FormF16 = SixteenBits<false>;
 using FormBF16 = SixteenBits<true>;
 
+constexpr int FAR_AHEAD = 65536;  // bytes; nearer was tried with quantised weights alone (linear.h)
+
 // A few rows: G vectors of outputs side by side hide the latency of a sum.
 template <class F, int G, int M>
 void few_sixteen(const Matrix& w, const Groups<F>& groups, int out, const Rows& r) {
@@ -49,7 +51,7 @@ void few_sixteen(const Matrix& w, const Groups<F>& groups, int out, const Rows& 
     const float* x = r.x;
     for (int64_t b = 0; b < groups.blocks; b++, x += BLOCK) {
         for (int i = 0; i < BLOCK; i++) {
-            for (int g = 0; g < G; g += LANES / WIDTH) fetch(base[g] + 2 * LANES * i + AHEAD);
+            for (int g = 0; g < G; g += LANES / WIDTH) fetch(base[g] + 2 * LANES * i + FAR_AHEAD);
             floats v[M];
             for (int m = 0; m < M; m++) v[m] = all(x[m * r.ldx + i]);
             for (int g = 0; g < G; g++) {

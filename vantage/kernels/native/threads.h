@@ -43,7 +43,7 @@ class alignas(64) Progress {  // of one stage
     // it will read, and then takes from the others'.
     template <class Work>
     void take(int pieces, int thread, int threads, Work&& work) {
-        const int ranges = std::min(threads, RANGES);
+        const int ranges = ranges_of(threads);
         for (int k = 0; k < ranges; k++) {
             const int range = (thread + k) % ranges, end = first_of(range + 1, pieces, threads);
             const int first = first_of(range, pieces, threads);
@@ -55,8 +55,9 @@ class alignas(64) Progress {  // of one stage
     }
     // The first piece of a range: of a thread, as long as there are enough of them.
     static int first_of(int range, int pieces, int threads) {
-        return (int)((int64_t)pieces * range / std::min(threads, RANGES));
+        return (int)((int64_t)pieces * range / ranges_of(threads));
     }
+    static int ranges_of(int threads) { return std::min(threads, RANGES); }
     // Returns when so many are done, and takes none.
     void wait(int pieces) {
         for (int spins = 0; done_.load(std::memory_order_acquire) < pieces; spins++)
