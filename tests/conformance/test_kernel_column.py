@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import nn
 
 from tests.kernels.fused_calls import DEVICE, MISSING
 from vantage.cli.main import main
@@ -15,6 +16,7 @@ from vantage.conformance.accepted_cells import AcceptedCells, accepted_cells
 from vantage.conformance.covering import Cell, combinations
 from vantage.conformance.factors import FACTOR_NAMES, NO_CACHE, NUMBER
 from vantage.conformance.kernel_column import KernelCell, KernelReport, cells_through, refusal, run_cells, run_column
+from vantage.conformance.scenarios import round_anew, run_cell
 from vantage.errors import BadInput
 from vantage.kernels import fused
 
@@ -62,6 +64,44 @@ def test_in_half_precision_the_reference_kernel_is_the_measure():
     assert result.ok
     assert result.error > 1e-3  # it did round
     assert not KernelCell(cell, 100 * result.error, result.allowed).ok
+
+
+def test_where_any_rounding_makes_a_difference_others_are_a_measure(monkeypatch):
+    """A gated delta rule under these weights: the reference kernel errs by 0.8, and by 2 with other roundings."""
+    cell = ("pope", "gated-delta", "causal", "contiguous", "reference", "fork")
+    plain = run_cell(cell, torch.bfloat16)
+    anew = [run_cell(cell, torch.bfloat16, rounded=seed) for seed in range(kernel_column.ROUNDED_ANEW)]
+    assert max(anew) > kernel_column.TIMES_REFERENCE * plain
+    assert kernel_column._allowed(cell, 2 * max(anew), torch.bfloat16, "cpu") == max(anew)
+    monkeypatch.setattr(kernel_column, "run_cell", lambda cell, dtype, device, rounded=None: plain)
+    assert kernel_column._allowed(cell, max(anew), torch.bfloat16, "cpu") < max(anew)
+
+
+def test_one_weight_in_twelve_is_rounded_otherwise():
+    weights = nn.Linear(64, 64).bfloat16()
+    before = weights.weight.double()
+    round_anew(weights, 0)
+    moved = (weights.weight.double() - before).abs() / before.abs()
+    assert 0.05 < (moved > 0).double().mean() < 0.12
+    assert moved.max() <= 2**-6
+
+
+def test_a_process_whose_kernel_failed_runs_no_more(monkeypatch):
+    cells = [("none", "grouped", "causal", "none", "sdpa", scenario) for scenario in ("full", "packed", "left-padded")]
+    asked = []
+
+    def run_cell(cell, dtype, device):
+        asked.append(cell)
+        if cell == cells[1]:
+            raise torch.AcceleratorError("CUDA error: misaligned address")
+        return 0.0
+
+    monkeypatch.setattr(kernel_column, "run_cell", run_cell)
+    monkeypatch.setattr(kernel_column, "_gpu_failed", False)
+    results = kernel_column._run_all(cells, torch.float32, "cpu")
+    assert [(r.cell, r.ok) for r in results] == [(cells[0], True), (cells[1], False)]
+    assert kernel_column._run_all(cells, torch.float32, "cpu") == []
+    assert asked == cells[:2]
 
 
 def test_what_is_refused_is_left_out_and_every_other_pair_is_in_a_cell():

@@ -12,8 +12,9 @@ import torch
 
 from tests.kernels.fused_calls import TOLERANCE, Case, Inputs, error
 from vantage.kernels import chooser, cudnn, gpu, kernel_named
+from vantage.kernels.alignment import side_by_side
 from vantage.kernels.cudnn import Cudnn, cannot_run
-from vantage.kernels.cudnn_operator import empty_gradients, empty_outputs, side_by_side, suits
+from vantage.kernels.cudnn_operator import empty_gradients, empty_outputs, suits
 from vantage.position.shaw import ValueDistances
 from vantage.spec.forms import DistanceTable, Slope, alibi_slopes
 from vantage.spec.masks import Causal, Chunked, Everything, Prefix, SameSegment, Window
@@ -272,6 +273,9 @@ def test_places_it_refuses(here):
     assert kernel.refuses(PLAIN, q[:, :, :5], view) is None
     assert "behind a cache" in (kernel.refuses(slope, q[:, :, :5], view) or "")
     assert "at least as many keys" in (kernel.refuses(PLAIN, torch.cat((q, q), 2), view) or "")
+    sinks = replace(PLAIN, sinks=torch.zeros(q.shape[1]))
+    assert kernel.refuses(sinks, q[:, :, :2], view) is None
+    assert "a single query" in (kernel.refuses(sinks, q[:, :, :1], view) or "")
 
 
 def test_dtypes_and_widths_it_refuses(here):

@@ -7,6 +7,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from vantage.attention import LowRankQuery
+from vantage.conformance.scenarios import sharpen
 from vantage.kernels import chooser, sdpa
 from vantage.kernels.recurring import RecurringShapes
 from vantage.kernels.sdpa import plans_pay, without_cudnn
@@ -113,3 +115,49 @@ def test_compiled_code_plans_for_long_rows_and_training_alone(
     assert any(step in str(node.target) for node in graphs[0].graph.nodes) is not (plans or grad)
     assert allowed()
     torch.testing.assert_close(got, attend(q))
+
+
+def projected_beside(width: int, heads: int = 2, dim: int = 8, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Heads (2, heads, 5, dim) of one projection, behind something of this width."""
+    every = torch.randn(2, 5, width + heads * dim).to(dtype)
+    return every[..., width:].unflatten(-1, (heads, dim)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "copied"),
+    [
+        (projected_beside(6), True),
+        (projected_beside(4), True),
+        (projected_beside(8), False),
+        (projected_beside(8)[:, :, 1:], False),
+        (projected_beside(8)[:, :, :, 2:].contiguous()[..., :4], False),  # torch pads such heads
+        (projected_beside(6, dtype=torch.float32), False),  # and looks where numbers of 32 bits lie
+    ],
+)
+def test_what_lies_at_odd_addresses_is_copied_for_a_gpu(monkeypatch, x: torch.Tensor, copied: bool):
+    assert sdpa.readable(x) is x
+    monkeypatch.setattr(sdpa, "on_gpu", lambda x: True)
+    got = sdpa.readable(x)
+    assert (got is not x) == copied
+    assert torch.equal(got, x)
+    if copied:
+        assert got.stride() == (5 * 16, 8, 16, 1)
+        assert got.storage_offset() == 0
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("rank", [3, 6, 12])
+def test_keys_projected_beside_something_odd_on_a_gpu(rank: int, compiled: bool):
+    """Flash attention reads 16 bytes at a time and does not ask where they lie."""
+    spec = decoder(vocab=31, width=32, layers=2, attention=LowRankQuery(4, rank=rank), position="rope")
+    reference = sharpen(build(spec, kernel="reference")).double()
+    model = sharpen(build(spec, kernel="sdpa")).to("cuda", torch.bfloat16)
+    tokens = torch.randint(31, (2, 11), generator=torch.Generator().manual_seed(0))
+    call = torch.compile(model) if compiled else model
+    with torch.no_grad():
+        off = call(tokens.cuda()).double().cpu() - reference(tokens)
+    assert off.norm() < 0.05 * reference(tokens).norm()
+    loss = call(tokens.cuda()).float().sum()
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

@@ -97,6 +97,16 @@ def sharpen(model: Model, seed: int = 0) -> Model:
     return model.eval()
 
 
+def round_anew(model: Model, seed: int) -> None:
+    """Move one weight in twelve to its neighbour in the model's precision: what that changes in all has the variance of
+    rounding them all."""
+    gen = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            by = torch.tensor([-1.0, 1.0] + [0.0] * 22)[torch.randint(24, p.shape, generator=gen)]
+            p.mul_((1 + torch.finfo(p.dtype).eps * by).to(p))
+
+
 @dataclass
 class Bench:
     """One cell, set up: the model under test, and the reference with the same weights."""
@@ -324,9 +334,13 @@ def run_cell(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
     head_dim: int | None = None,
+    rounded: int | None = None,
 ) -> float:
-    """The largest difference of any logit from what it should be. The reference runs on the host."""
+    """The largest difference of any logit from what it should be. The reference runs on the host. ``rounded``: a seed
+    with which the weights under test are rounded otherwise."""
     bench = Bench.of(cell, dtype, device, head_dim)
+    if rounded is not None:
+        round_anew(bench.model, rounded)
     errors = [float((got.double() - wanted).abs().max()) for got, wanted in outcomes(cell, bench)]
     return max(e if isfinite(e) else inf for e in errors)
 

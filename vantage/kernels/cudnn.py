@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vantage.kernels.alignment import side_by_side
 from vantage.kernels.by_form import form_of_need, refuses_need, runs
 from vantage.kernels.compiler_constants import constant_when_compiled
-from vantage.kernels.cudnn_operator import attend, forward_op, side_by_side, suits
+from vantage.kernels.cudnn_operator import attend, forward_op, suits
 from vantage.kernels.documents import (
     blocks_of_keys,
     blocks_of_rows,
@@ -61,7 +62,7 @@ class Cudnn:
             or refuses_need(need, self.name)
             or _refuses_kind(need)
             or _refuses_places(need, q, view)
-            or _refuses_shape(q, view)
+            or _refuses_shape(need, q, view)
         )
 
     def yields(self, need: Need, q: Tensor, view: View) -> bool:
@@ -164,7 +165,7 @@ def _refuses_places(need: Need, q: Tensor, view: View) -> str | None:
     return None
 
 
-def _refuses_shape(q: Tensor, view: View) -> str | None:
+def _refuses_shape(need: Need, q: Tensor, view: View) -> str | None:
     if torch._C._are_functorch_transforms_active():
         return "the cudnn kernel has no rule for vmap"
     if q.dtype not in (torch.bfloat16, torch.float16) or view.k.dtype != q.dtype or view.v.dtype != q.dtype:
@@ -174,6 +175,8 @@ def _refuses_shape(q: Tensor, view: View) -> str | None:
         return f"the cudnn kernel has heads of a multiple of 8 numbers up to {WIDEST}, not {max(widths)}"
     if q.shape[2] > view.k.shape[2] or not q.shape[2]:
         return "the cudnn kernel needs at least as many keys as queries, and a query"
+    if q.shape[2] == 1 and need.sinks is not None:
+        return "cuDNN has no sinks for a single query"
     return None
 
 

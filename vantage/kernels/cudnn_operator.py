@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vantage.kernels.alignment import is_aligned, side_by_side
+
 if TYPE_CHECKING:
     from vantage.kernels.gpu.cudnn_calls import PassCalls
 
@@ -103,15 +105,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, calls: PassCal
 def suits(x: Tensor, *, packed: bool) -> bool:
     """Whether the last dimension is dense, rows lie at multiples of 16 bytes and, where documents are packed, all
     tokens at one distance."""
-    numbers = 16 // x.element_size()
-    even = x.stride(3) == 1 and not any(n % numbers for n in (x.storage_offset(), *x.stride()[:3]))
     one_distance = not packed or len(x) == 1 or x.stride(0) == x.shape[2] * x.stride(2)
-    return even and one_distance and x.stride(2) > 0
-
-
-def side_by_side(x: Tensor) -> Tensor:
-    """A copy with the heads of a token side by side."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return is_aligned(x) and one_distance and x.stride(2) > 0
 
 
 def laid_out(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vantage.kernels.alignment import is_aligned, side_by_side
 from vantage.kernels.documents import gradients_on_hopper
 from vantage.kernels.recurring import RecurringShapes
 from vantage.spec.masks import Causal, Everything, Mask, SameSegment, conjuncts, dense, is_plain_causal, visible
@@ -81,15 +82,15 @@ class Sdpa:
 
     def __call__(self, q_BHTd: Tensor, view: View, pair: Pair, need: Need) -> Attended:
         assert need.temperature is not None
-        k, v = view.k, view.v
-        B, H, T, d = q_BHTd.shape
+        q, k, v = (readable(x) for x in (q_BHTd, view.k, view.v))
+        B, H, T, d = q.shape
         G = k.shape[1]
         mask = visible(need.mask, pair)
         if need.bias is None and T > 1 and is_plain_causal(mask, pair):
             attn_mask, causal = None, True  # written out: to the compiler the condition itself may be a symbol
         else:
-            attn_mask, causal = self._mask(mask, pair, need, H, q_BHTd.dtype), False
-        scale, q, folded = need.scale / need.temperature, q_BHTd, T == 1 and G != H
+            attn_mask, causal = self._mask(mask, pair, need, H, q.dtype), False
+        scale, folded = need.scale / need.temperature, T == 1 and G != H
         if folded:  # one query: the heads that share a key become its rows, and keys are read once
             q = q.reshape(B, G, H // G, d)
             if attn_mask is not None and attn_mask.shape[1] != 1:
@@ -142,6 +143,15 @@ def plans_pay(q: Tensor, view: View) -> bool:
     k, v = view.k, view.v
     operations = 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
     return _shapes.planned((q.shape, k.shape, v.shape, q.dtype, q.device), view.pos, operations)
+
+
+def readable(x: Tensor) -> Tensor:
+    """A copy of what torch's attention on a GPU would read at addresses that are no multiples of 16 bytes. In 16 bits
+    it takes them for granted, and ends in an error that no later call survives. Keys lie so where something of an odd
+    width is projected beside them. Heads of an odd width it pads itself, and compiled code does."""
+    if x.element_size() != 2 or not on_gpu(x) or torch.compiler.is_compiling() or x.shape[-1] % 8:
+        return x
+    return x if is_aligned(x) else side_by_side(x)
 
 
 def on_gpu(q: Tensor) -> bool:

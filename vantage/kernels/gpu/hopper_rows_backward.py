@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
-from vantage.kernels.cudnn_operator import side_by_side
+from vantage.kernels.alignment import side_by_side
 from vantage.kernels.documents import is_side_by_side
 from vantage.kernels.gpu.causal_operators import NUMBERS
 from vantage.kernels.gpu.causal_rows import table_lines
