@@ -70,6 +70,8 @@ def plan(form: int, *, run: bool = True, learned: bool = True) -> FusedPlan:
 
 def compile_one(kernel, constants: dict, dtype: torch.dtype, capability: int, warps: int, stages: int):
     names = kernel.arg_names
+    missing = [x.name for x in kernel.params if x.is_constexpr and x.name not in constants]
+    assert not missing, f"{kernel.__name__} needs {missing}"
     kinds = {}
     for name in names:
         if name in constants:
@@ -171,7 +173,7 @@ def compile_causal_rows(capability: int, form: int, dtype: torch.dtype, width: i
     if not causal_operators.passes(q, q[:, :1], q, None, None, p):
         return {}
     how = causal_operators.constants(q, q[:, :1], p) | {"PTX": True, "SPLIT": form == 2, "LEARNED": form == 2}
-    how |= {"NUMBERS": causal_operators.NUMBERS}
+    how |= {"NUMBERS": causal_operators.NUMBERS, "HAS_GRAD_LSE": True}
     warps, stages, used = how.pop("num_warps"), how.pop("num_stages"), {}
     for kernel in (causal_rows.table_lines, causal_rows.attend, causal_rows.query_gradients, causal_rows.key_gradients):
         known = {name: x for name, x in how.items() if name in kernel.arg_names}
@@ -187,7 +189,7 @@ def compile_products(capability: int, dtype: torch.dtype, width: int, own: bool)
     pretend(capability)
     p = plan(DISTANCE_KEYS)._replace(block=operators.block_for(q, q), own_queries=int(own))
     how = distance_operators._constants(q, q[:, :1], q, q, [q] * 7, p, [1.0, 0.0, 1.0, 1.0])
-    how |= {"APPROXIMATE": dtype != torch.float32}
+    how |= {"APPROXIMATE": dtype != torch.float32, "TOGETHER": 2}
     used = {}
     for kernel, name in (
         (distance_forward.attend_by_distance, "attend"),
@@ -221,6 +223,7 @@ def compile_counts(capability: int, dtype: torch.dtype, width: int) -> dict[str,
     p = plan(COUNTS)._replace(block=operators.block_for(q, q, counts=True))
     how = count_operators._constants(q, q[:, :1], q, p, [1.0, 0.0, 1.0, 1.0]) | {"APPROXIMATE": dtype != torch.float32}
     how |= {"KEPT": count_operators.KEPT_TILES, "P_TILE": 64, "ROWS": 32, "LEARNED": True, "HAS_SINKS": True}
+    how |= {"TOGETHER": 2}
     warps, used = operators.warps(q, q), {}
     for kernel, stages in (
         (count_forward.attend_by_count, operators.stages(q, q, p, 1)),

@@ -147,9 +147,9 @@ def plans_pay(q: Tensor, view: View) -> bool:
 
 def readable(x: Tensor) -> Tensor:
     """A copy of what torch's attention on a GPU would read at addresses that are no multiples of 16 bytes. In 16 bits
-    it takes them for granted, and ends in an error that no later call survives. Keys lie so where something of an odd
-    width is projected beside them. Heads of an odd width it pads itself, and compiled code does."""
-    if x.element_size() != 2 or not on_gpu(x) or torch.compiler.is_compiling() or x.shape[-1] % 8:
+    it takes them for granted, compiled or not, and ends in an error that no later call survives. Keys lie so where
+    something of an odd width is projected beside them. Heads of an odd width it pads itself."""
+    if x.element_size() != 2 or not on_gpu(x) or x.shape[-1] % 8:
         return x
     return x if is_aligned(x) else side_by_side(x)
 
