@@ -1,7 +1,7 @@
-"""Runs contestants against each other, a round of each in turn, and reports ratios.
+"""Runs contestants against each other, a round of each in turn, forth and back, and reports ratios.
 
 Each contestant is a worker process (``worker.py``) in the environment it belongs to: ours in this one,
-the peers in ``bench/.venv``. One works at a time while the others wait, A B A B …, so that whatever else
+the peers in ``bench/.venv``. One works at a time while the others wait, A B B A …, so that whatever else
 the machine does falls on all of them alike. A figure from one run is never compared with one from another.
 
     BENCH = Bench(
@@ -245,9 +245,11 @@ def run(bench: Bench) -> Result:
             for process in processes:
                 process.ask({"do": "round"})
         rounds: list[list[dict[str, Any]]] = [[] for _ in processes]
+        turns = list(zip(rounds, processes, strict=True))
         for _ in range(bench.rounds):
-            for answers, process in zip(rounds, processes, strict=True):
+            for answers, process in turns:
                 answers.append(process.ask({"do": "round"}))
+            turns.reverse()  # who always came behind the same other would be measured as that one leaves the machine
         outcomes = [outcome(process, answers) for process, answers in zip(processes, rounds, strict=True)]
     finally:
         for process in processes:

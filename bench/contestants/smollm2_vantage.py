@@ -16,8 +16,6 @@ from busy import busy_processes
 from large_file import large_file
 from smollm2_text import text
 
-STEPS, BUSY_STEPS = 24, 120  # beside others for a second: how many threads are worth having is learnt in its first part
-
 
 def setup(
     task: str = "decode",
@@ -28,10 +26,11 @@ def setup(
     busy: int = 0,
     threads: int = 0,
     fast: bool = False,
+    steps: int = 24,
 ) -> None:
     """``busy``: other processes that keep a core busy each, while this one is measured. ``fast``: prompts in 8 bits."""
-    global model, tokens, what, n, count, others, own_threads
-    own_threads = threads
+    global model, tokens, what, n, count, others, own_threads, most
+    own_threads, most = threads, steps
     model = vt.load(large_file() if large else "smollm2", dtype=dtype, fast=fast)
     wait_for_huge_pages()  # it would be taken from who is measured first
     what, n, count, others = task, context, rows, busy
@@ -48,7 +47,7 @@ def round() -> dict[str, list[float]]:
         hidden = model.hidden(tokens[:, :n], cache=cache)
         model.head(hidden[:, -1:]).argmax(-1).tolist()
         return {"seconds": [perf_counter() - start]}
-    engine, most = Engine(model, share_prefixes=False), BUSY_STEPS if others else STEPS
+    engine = Engine(model, share_prefixes=False)
     requests = [  # of unequal length
         engine.submit(tokens[0, : n + i * 8], max_tokens=3 * most, stop=Stop()) for i in range(count)
     ]
@@ -60,8 +59,8 @@ def round() -> dict[str, list[float]]:
         while engine.stats.generated < begun + most * count:
             engine.step()
         seconds = perf_counter() - start
-    steps = (engine.stats.generated - begun) / count
+    done = (engine.stats.generated - begun) / count
     for request in requests:
         engine.cancel(request)
     engine.step()
-    return {"seconds": [seconds / steps]}
+    return {"seconds": [seconds / done]}

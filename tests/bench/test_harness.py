@@ -90,8 +90,8 @@ def test_contestants_take_turns(tmp_path: Path) -> None:
             threads=1,
         )
     )
-    # One warm-up and three rounds, in turn; the contestant that prints does not disturb the protocol.
-    assert (tmp_path / "turns").read_text().split() == ["a", "b", "c"] * 4
+    # One warm-up and three rounds, in turn and back; the contestant that prints does not disturb the protocol.
+    assert (tmp_path / "turns").read_text().split() == list("abcabccbaabc")
     a, b, c = result.outcomes
     assert a.rounds == [[1.0]] * 3
     assert b.rounds == [[2.0, 4.0]] * 3

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,10 @@ from vantage.kernels.native.build import HERE, CannotBuild, find_compiler
 PROGRAM = """
 #include "team_size.h"
 vantage::TeamSize team;
-extern "C" int choose(int wanted, double ms) { return team.choose(wanted, (int64_t)(ms * 1e6)); }
+extern "C" int choose(int wanted, double ms, int idle) {
+    return team.choose(wanted, (int64_t)(ms * 1e6), [&] { return idle; });
+}
+extern "C" int idle_cores() { return vantage::idle_cores(); }
 extern "C" void ran(double ms, double elapsed, double lost) {
     team.ran((int64_t)(ms * 1e6), (int64_t)(elapsed * 1e6), (int64_t)(lost * 1e6));
 }
@@ -22,6 +27,7 @@ extern "C" void ran(double ms, double elapsed, double lost) {
 Load = Callable[
     [float, int], float
 ]  # at a time, with so many threads: the share of it in which the caller does not run
+UNKNOWN = 2**31 - 1  # how many cores nobody wants
 
 
 class Machine:
@@ -29,15 +35,16 @@ class Machine:
 
     def __init__(self, library: ctypes.CDLL):
         self._library, self.now = library, 0.0
-        library.choose.argtypes = [ctypes.c_int, ctypes.c_double]
+        library.choose.argtypes = [ctypes.c_int, ctypes.c_double, ctypes.c_int]
         library.ran.argtypes = [ctypes.c_double] * 3
         library.ran.restype = None
+        self.idle_cores = library.idle_cores
 
-    def run(self, wanted: int, ms: float, load: Load) -> list[int]:
+    def run(self, wanted: int, ms: float, load: Load, idle: int = UNKNOWN) -> list[int]:
         """How many threads each run had."""
         sizes, end = [], self.now + ms
         while self.now < end:
-            sizes.append(self._library.choose(wanted, self.now))
+            sizes.append(self._library.choose(wanted, self.now, idle))
             lost = 5 * load(self.now, sizes[-1])
             self.now += 5
             self._library.ran(self.now, 5, lost)
@@ -72,12 +79,35 @@ def test_cores_taken_by_others(machine: Machine):
     assert after.index(2) * 5 <= 300
 
 
-def test_who_stays_crowded_alone_waits_longer(machine: Machine):
-    """Beside processes that stay, each try of more threads costs a wait and gains nothing."""
+def test_nothing_is_tried_while_others_have_every_core(machine: Machine):
+    """They may leave the caller a core for a while, and take it back from two threads."""
     machine.run(2, 500, lambda now, size: 0.0)
-    assert machine.run(2, 200, lambda now, size: 0.6)[-1] == 1
-    after = machine.run(2, 500, lambda now, size: 0.0)
-    assert 60 <= after.index(2) * 5 <= 130
+    others = machine.run(2, 1500, lambda now, size: 0.4 if size == 2 or now % 200 < 100 else 0.0, idle=0)
+    assert set(others[10:]) == {1}
+    gone = machine.run(2, 500, lambda now, size: 0.0, idle=1)
+    assert gone.index(2) * 5 <= 60
+    assert set(gone[gone.index(2) :]) == {2}
+
+
+def test_after_long_it_is_tried_whoever_has_the_cores(machine: Machine):
+    """The load may be on cores that are not ours, as in a container."""
+    machine.run(2, 500, lambda now, size: 0.6)
+    after = machine.run(2, 4000, lambda now, size: 0.0, idle=0)
+    assert 1000 <= after.index(2) * 5 <= 1700
+    assert after[-1] == 2
+
+
+def test_as_many_more_as_cores_are_idle(machine: Machine):
+    machine.run(8, 2000, lambda now, size: 0.4)
+    sizes = machine.run(8, 1000, lambda now, size: 0.0, idle=2)
+    assert sizes[-1] == 8
+    assert {b - a for a, b in itertools.pairwise(sizes)} <= {0, 1, 2}
+
+
+@pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="the system does not say what runs")
+def test_who_runs_is_counted(machine: Machine):
+    """This thread does."""
+    assert machine.idle_cores() < (os.cpu_count() or 1)
 
 
 def test_a_short_disturbance_costs_the_threads_for_a_short_time(machine: Machine):

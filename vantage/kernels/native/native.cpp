@@ -589,7 +589,7 @@ void vantage_use_openmp(void* parallel, void* thread) {
 int vantage_run(const ProgramCall* call, int most_threads) try {
     std::lock_guard<std::mutex> one_at_a_time(run_lock);
     RunClock clock;
-    const int threads = team_size.choose(most_threads, clock.start());
+    const int threads = team_size.choose(most_threads, clock.start(), idle_cores);
     Program program(*call, threads);
     reserve(*call, program.all, threads);
     run_on_threads(
@@ -683,7 +683,7 @@ static void choose_token(const StepsCall& call, int64_t step, int64_t row) {
 int vantage_steps(StepsCall* call, int most_threads) try {
     std::lock_guard<std::mutex> one_at_a_time(run_lock);
     RunClock clock;
-    const int threads = team_size.choose(most_threads, clock.start());
+    const int threads = team_size.choose(most_threads, clock.start(), idle_cores);
     const auto steps = lay_out(*call, threads);
     std::atomic<int> team{threads};  // those from this number on have left it
     Progress end;

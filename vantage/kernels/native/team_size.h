@@ -8,7 +8,13 @@
 #pragma once
 #include <time.h>
 #include <algorithm>
+#include <climits>
 #include <cstdint>
+#if defined(__linux__)
+#include <fcntl.h>
+#include <unistd.h>
+#include <cstdio>
+#endif
 
 namespace vantage {
 
@@ -16,13 +22,18 @@ class TeamSize {
   public:
     explicit TeamSize(int wanted = 0) : wanted_(wanted), size_(wanted) {}
 
-    // Of so many that are wanted, at this time. All times are nanoseconds.
-    int choose(int wanted, int64_t now) {
+    // Of so many that are wanted, at this time. All times are nanoseconds. ``idle``: how many cores nobody wants.
+    template <class Idle>
+    int choose(int wanted, int64_t now, Idle&& idle) {
         if (wanted != wanted_) *this = TeamSize(wanted);
-        if (size_ < wanted && !trying_ && now >= look_again_) {
-            before_ = size_, size_ += (wanted - size_ + 1) / 2;
-            trying_ = true, elapsed_ = lost_ = 0;
+        if (size_ == wanted || trying_ || now < look_again_) return size_;
+        const int cores = now < try_anyway_ ? idle() : INT_MAX;  // other cores' idle ones may not be ours, nor their load
+        if (cores < 1) {
+            look_again_ = now + HOLD;
+            return size_;
         }
+        before_ = size_, size_ += std::min(cores, (wanted - size_ + 1) / 2);
+        trying_ = true, elapsed_ = lost_ = 0;
         return size_;
     }
 
@@ -31,17 +42,16 @@ class TeamSize {
         elapsed_ += elapsed, lost_ += lost;
         const bool crowded = lost_ * 100 > std::max(elapsed_, WINDOW) * CROWDED_PERCENT;
         if (!crowded && elapsed_ < WINDOW) return;  // a single wait says little
-        if (!crowded) crowded_alone_ = 0;
         if (crowded && size_ > 1) {
             hold_ = trying_ ? std::min(2 * hold_, LONGEST_HOLD) : HOLD;
             size_ = trying_ ? before_ : size_ - 1;
             look_again_ = now + hold_;
         } else if (crowded) {
-            // alone, and still others have the core: who stays so long will stay longer
-            look_again_ = std::max(look_again_, now + (++crowded_alone_ < STAYS ? HOLD : CROWDED_HOLD));
+            look_again_ = std::max(look_again_, now + HOLD);  // alone, and still others have the core
         } else if (trying_) {
             hold_ = HOLD, look_again_ = now;
         }
+        if (crowded || trying_) try_anyway_ = now + LONGEST_HOLD;
         trying_ = false, elapsed_ = lost_ = 0;
     }
 
@@ -49,12 +59,25 @@ class TeamSize {
 
   private:
     static constexpr int64_t MS = 1000000, WINDOW = 30 * MS, HOLD = 25 * MS, LONGEST_HOLD = 1600 * MS;
-    static constexpr int64_t CROWDED_PERCENT = 15, CROWDED_HOLD = 4 * HOLD;
-    static constexpr int STAYS = 3;  // times that so much was lost, of some 10 ms each
-    int wanted_, size_, before_ = 0, crowded_alone_ = 0;
+    static constexpr int64_t CROWDED_PERCENT = 15;
+    int wanted_, size_, before_ = 0;
     bool trying_ = false;  // more threads than before
-    int64_t look_again_ = 0, hold_ = HOLD, elapsed_ = 0, lost_ = 0;
+    int64_t look_again_ = 0, try_anyway_ = 0, hold_ = HOLD, elapsed_ = 0, lost_ = 0;
 };
+
+// How many of the machine's cores have nothing to run; more than there are where nobody can say. 10 microseconds.
+inline int idle_cores() {
+#if defined(__linux__)
+    const int file = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return INT_MAX;
+    char text[64] = {};
+    const bool got = read(file, text, sizeof text - 1) > 0;
+    close(file);
+    int running;  // this thread as well
+    if (got && sscanf(text, "%*s %*s %*s %d/", &running) == 1) return (int)sysconf(_SC_NPROCESSORS_ONLN) - running;
+#endif
+    return INT_MAX;
+}
 
 class RunClock {  // of the calling thread
   public:
