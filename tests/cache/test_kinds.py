@@ -8,7 +8,6 @@ import torch
 import vantage as vt
 from tests.cache.helpers import DK, DV, F64, G, plain, run
 from vantage.cache import CACHES, LayerPlan, make_cache
-from vantage.cache.contiguous import MIN_CAPACITY
 from vantage.cache.kinds import LedgerNeed, cache_kind, window_kinds
 from vantage.cache.kinds.contiguous import ContiguousCache
 from vantage.cache.kinds.forgetting import EVERY_KEY
@@ -205,5 +204,5 @@ def test_bytes_of_a_model_that_reads_a_source_count_it_once_it_is_read():
     settings = CacheSettings(8, 3, torch.float32)
     own = sum(layer_bytes(shape, mask, settings) for shape, mask in spec.caches)
     assert cache_bytes(spec, settings) == own
-    read = 3 * MIN_CAPACITY * 2 * 16 * 4  # rows, places, keys and values of width 16 in 4 bytes
+    read = 3 * 5 * 2 * 16 * 4  # rows, places, keys and values of width 16 in 4 bytes
     assert cache_bytes(spec, dataclasses.replace(settings, source=5)) == own + read

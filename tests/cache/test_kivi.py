@@ -15,10 +15,11 @@ from vantage.cache import facts, grouped
 from vantage.cache.codecs import PlainCodec, SingleCodec, token_bytes
 from vantage.cache.contiguous import Contiguous
 from vantage.cache.dump import DumpReader, LedgerDump
-from vantage.cache.grouped import MIN_CAPACITY, Grouped, Grouping
+from vantage.cache.grouped import Grouped, Grouping
 from vantage.cache.kinds.kind import LayerPlan, LedgerNeed
 from vantage.cache.kinds.kivi import KiviCache
 from vantage.cache.kivi import KiviCodec
+from vantage.cache.memory import FOLLOWS
 from vantage.cache.moves import Span
 from vantage.cache.saved import Fingerprint, read_cache, save_cache
 from vantage.cache.stores import Store
@@ -255,14 +256,14 @@ def test_forked_reordered_and_saved(at, tmp_path):
 @torch.no_grad()
 def test_rows_grow():
     m = model()
-    tokens = torch.randint(19, (1, 2 * MIN_CAPACITY + 9), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(19, (1, 2 * FOLLOWS + 9), generator=torch.Generator().manual_seed(2))
     cache = m.new_cache(1, kind=KIND)
-    whole = run(m, cache, tokens, (2 * MIN_CAPACITY + 9,))
-    fixed = m.new_cache(1, kind=KIND, capacity=2 * MIN_CAPACITY + 9)
-    close(run(m, fixed, tokens, (MIN_CAPACITY, MIN_CAPACITY + 9)), whole)
+    whole = run(m, cache, tokens, (2 * FOLLOWS + 9,))
+    fixed = m.new_cache(1, kind=KIND, capacity=2 * FOLLOWS + 9)
+    close(run(m, fixed, tokens, (FOLLOWS, FOLLOWS + 9)), whole)
     with pytest.raises(CacheError, match="this cache is full: it has 137 places and 138 tokens"):
         m(tokens[:, :1], cache=fixed)
-    need = LedgerNeed(1, None, 2 * MIN_CAPACITY + 9)
+    need = LedgerNeed(1, None, 2 * FOLLOWS + 9)
     plans = [LayerPlan.of(shape, mask) for shape, mask in m.spec.caches]
     assert fixed.bytes == sum(KIND.bytes(plan, need, F64) for plan in plans)
 
@@ -391,16 +392,19 @@ def test_rows_that_differ_and_are_not_read_go_on_one_by_one(monkeypatch):
     assert ledger.widest(Positions.onward(torch.tensor([6, 5]), 5)) == 1
 
 
-def test_places_are_as_many_as_asked_for_or_twice_what_there_was():
+def test_places_are_as_many_as_asked_for_and_what_follows_or_twice_what_there_was():
     ledger = Grouped(1, Grouping(3, 4))
     assert (ledger.places, ledger.capacity, ledger.used, ledger.kept_places) == (1, None, 0, 0)
     assert not ledger.holding
     append(ledger, Positions.arange(1, 64))
-    assert (ledger.places, ledger.used, ledger.kept_places) == (64 + 1, 64, 64)
-    append(ledger, Positions.arange(1, 1, 64))
-    assert ledger.places == 128 + 1
-    append(ledger, Positions.arange(1, 1, 65))
-    assert (ledger.places, ledger.used) == (128 + 1, 66)
+    first = ledger.places - 1
+    assert 64 < first <= 64 + FOLLOWS
+    assert (ledger.used, ledger.kept_places) == (64, 64)
+    append(ledger, Positions.arange(1, first - 64, 64))
+    assert ledger.places == first + 1
+    append(ledger, Positions.arange(1, 17, first))
+    assert ledger.places == 2 * first + 1
+    assert ledger.used == first + 17
     assert ledger.holding
     fixed = Grouped(1, Grouping(3, 4), capacity=1)
     append(fixed, Positions.arange(1, 1))

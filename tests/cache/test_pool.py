@@ -77,7 +77,7 @@ def test_a_fixed_pool_gives_all_or_nothing():
 
 
 def test_a_growing_pool_doubles():
-    pool = Pool(block=2)
+    pool = Pool(block=2, follows=0)
     pool.take([Want(3)])
     assert (pool.blocks, pool.free) == (3, 0)
     assert pool.take([Want(1, after=3)]) == [[4]]
@@ -90,8 +90,22 @@ def test_a_growing_pool_doubles():
     assert (pool.blocks, pool.free) == (34, 30)
 
 
+def test_a_growing_pool_has_room_for_what_follows():
+    pool = Pool(block=16)
+    pool.take([Want(3)])
+    assert (pool.blocks, pool.free) == (7, 4)  # 64 tokens
+    pool = Pool(block=16, follows=65)
+    pool.take([Want(3)])
+    assert (pool.blocks, pool.free) == (8, 5)
+    pool.prepare(6)
+    assert (pool.blocks, pool.free) == (16, 13)
+    pool = Pool(block=16)
+    pool.take([Want(100)])
+    assert (pool.blocks, pool.free) == (125, 25)  # a quarter
+
+
 def test_reserve_finds_or_makes_a_gap():
-    pool = Pool(block=1)
+    pool = Pool(block=1, follows=0)
     pool.take([Want(4)])
     pool.release([2, 3])
     pool.reserve(2)
@@ -195,7 +209,7 @@ def test_a_shared_last_block_is_copied_before_it_is_written():
 
 
 def test_rows_that_meet_move_apart_in_a_growing_pool():
-    pool = Pool(block=2)
+    pool = Pool(block=2, follows=0)
     rows = plan(pool, [BlockRow(), BlockRow()], [4, 4]).rows
     assert [row.blocks for row in rows] == [(1, 2), (3, 4)]
     done = plan(pool, rows, [1, 1])

@@ -250,7 +250,7 @@ def test_it_counts_the_tokens_it_was_given(make):
 
 def test_it_counts_how_often_its_buffers_became_other_ones():
     """Prepared steps hold their addresses, and are made anew when the number is another."""
-    cache = layer(PlainCodec(1, 2, 2), Contiguous(2))
+    cache = layer(PlainCodec(1, 2, 2), Contiguous(2, follows=24))
     x, store = torch.randn(2, 1, 40, 2), cache.store
     assert store.version == 0
     seen = []

@@ -65,7 +65,8 @@ def make_cache(
             back = max(1, draft or 0)  # one token can always be taken back
             states = StateRows(layer.states, batch, dtype=dtype, device=ledger.device, draft=back, every=every)
         layers.append(LayerCache(ledger, store, states))
-    source = Contiguous(batch, device=device)  # what cross-attention reads is written once and never taken back
+    # what cross-attention reads is written once and never taken back
+    source = Contiguous(batch, device=device, follows=0)
     across = [LayerCache(source, Store(_written_once(kind.codec(layer, dtype)), source)) for layer in cross]
     return ModelCache(layers, across, masks=[layer.mask for layer in plan], owner=owner, length=length)
 

@@ -21,11 +21,10 @@ from vantage.cache.facts import (
     unlike,
 )
 from vantage.cache.ledger import Layout, Ledger, LedgerExtension, Step
+from vantage.cache.memory import FOLLOWS, grown
 from vantage.cache.moves import Span
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Known, Positions
-
-MIN_CAPACITY = 64  # places of a growing cache's first buffers
 
 
 @final
@@ -49,7 +48,7 @@ class _State:
 class Contiguous(Ledger):
     """Appends side by side; a view is a slice, without a copy.
 
-    ``capacity`` columns, or growing by doubling. With a ``window`` the view of a pass leaves out
+    ``capacity`` columns, or growing (``memory.grown``). With a ``window`` the view of a pass leaves out
     what its first query cannot see any more, as long as the rows are a plain run; nothing is let go.
     """
 
@@ -62,13 +61,15 @@ class Contiguous(Ledger):
         capacity: int | None = None,
         window: int | None = None,
         device: torch.device | str | None = None,
+        follows: int = FOLLOWS,
     ):
+        """``follows``: places for what comes after the first tokens, in a cache that grows."""
         super().__init__(batch, device)
         if capacity is not None and capacity < 1:
             raise BadInput(f"a capacity of {capacity}: give at least 1, or None to grow")
         if window is not None and window < 1:
             raise BadInput(f"a window of {window}: give at least 1, or None to see everything")
-        self._capacity, self._window = capacity, window
+        self._capacity, self._window, self._follows = capacity, window, follows
         self._places = capacity or 0
         self._state = self._before = self._run(0, 0)
         self._ranges = Ranges(self.device)
@@ -103,7 +104,7 @@ class Contiguous(Ledger):
                 f"this cache is full: it has {self._capacity} places, holds {held} and {end - held} more are needed; "
                 f"create it with capacity={end} or more, or capacity=None to grow"
             )
-        return self._places if end <= self._places else max(MIN_CAPACITY, 2 * self._places, end)
+        return self._places if end <= self._places else grown(self._places, end, self._follows)
 
     def _runs_on(self, pos: Positions) -> bool:
         """Whether all is a plain run with these positions too."""
@@ -211,7 +212,8 @@ class Contiguous(Ledger):
         return other
 
     def fresh(self, batch: int) -> Contiguous:
-        return Contiguous(batch, capacity=self._capacity, window=self._window, device=self.device)
+        options = {"capacity": self._capacity, "window": self._window, "follows": self._follows}
+        return Contiguous(batch, device=self.device, **options)
 
     # ---- as plain data
 

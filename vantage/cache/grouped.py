@@ -16,11 +16,11 @@ from torch import Tensor
 from vantage.cache.dump import DumpReader, LedgerDump, check_known, damaged, dump_known, dump_tables
 from vantage.cache.facts import NextPositions, Tables, check_rising, joined, on_host, picked
 from vantage.cache.ledger import Layout, Ledger, Step
+from vantage.cache.memory import FOLLOWS, grown
 from vantage.cache.moves import Packing, Scatter, Span
 from vantage.errors import BadInput, CacheError, Refused
 from vantage.spec.positions import Known, Positions
 
-MIN_CAPACITY = 64  # places of a growing cache's first buffers
 SEGMENTS = "groups of tokens are counted from the beginning of a row: give each document a row of its own, or use kind="
 
 
@@ -183,7 +183,7 @@ class Grouped(Ledger):
                 f"this cache is full: it has {self._capacity} places and {tokens} tokens were to be held; "
                 f"make it with capacity={tokens} or more, or capacity=None to grow"
             )
-        return self._room if tokens <= self._room else max(MIN_CAPACITY, 2 * self._room, tokens)
+        return self._room if tokens <= self._room else grown(self._room, tokens, FOLLOWS)
 
     def _undo(self) -> None:
         """What was packed too early is packed again, to the same; the places that were overwritten stay so."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
+from vantage.cache.memory import FOLLOWS, grown
 from vantage.errors import BadInput, CacheError
 
 BIN = 0
@@ -34,19 +35,20 @@ class Gap(NamedTuple):
 
 @final
 class Pool:
-    """``tokens`` in blocks of ``block``, or growing by doubling when ``tokens`` is ``None``.
+    """``tokens`` in blocks of ``block``, or growing when ``tokens`` is ``None`` (``memory.grown``).
 
     A row whose blocks lie side by side is read without a copy, so the pool hands out the
     block next to a row's last one where it can, and starts new rows far from the others.
     """
 
-    def __init__(self, tokens: int | None = None, block: int = BLOCK):
+    def __init__(self, tokens: int | None = None, block: int = BLOCK, follows: int = FOLLOWS):
+        """``follows``: tokens to make room for beyond the first ones, in a pool that grows."""
         if block < 1:
             raise BadInput(f"blocks of {block} tokens: give at least 1")
         if tokens is not None and tokens < 1:
             raise BadInput(f"a pool for {tokens} tokens: give at least 1, or None to grow")
         self.block = block
-        self.grows = tokens is None
+        self.grows, self._follows = tokens is None, -(-follows // block)
         blocks = 0 if tokens is None else -(-tokens // block)
         self._uses = [1] + [0] * blocks  # the bin is always in use
         self._used = bytearray(self._uses)  # 1 for those with users: to look through all of them at once
@@ -77,7 +79,8 @@ class Pool:
                 f"{blocks} are needed; free or crop a cache, or make the pool larger (capacity)"
             )
         if blocks > self._free:
-            self._grow(max(blocks - self._free, self.blocks))
+            most = grown(self.blocks, self.blocks + blocks - self._free, self._follows)
+            self._grow(most - self.blocks)
 
     def reserve(self, blocks: int) -> None:
         """Grow until so many lie free side by side."""

@@ -10,7 +10,6 @@ import torch
 
 from vantage.cache import LayerPlan, LedgerNeed, cache_kind
 from vantage.cache.codecs import token_bytes as codec_bytes
-from vantage.cache.contiguous import MIN_CAPACITY
 from vantage.spec.masks import Everything, Mask
 from vantage.spec.model import CacheShape, ModelSpec
 
@@ -34,10 +33,7 @@ def cache_bytes(spec: ModelSpec, settings: CacheSettings) -> int:
     """What ``model.new_cache(batch, kind=kind, capacity=context)`` allocates, and what reading a source adds."""
     own = sum(layer_bytes(shape, mask, settings) for shape, mask in spec.caches)
     across = [layer.cross.cache_shape(spec.width) for layer in spec.layers if layer.cross is not None]
-    places = (
-        max(settings.source, MIN_CAPACITY) if settings.source else 0
-    )  # a memory's cache grows, from a least size on
-    return own + sum(settings.batch * places * token_bytes(kept, settings) for kept in across)
+    return own + sum(settings.batch * settings.source * token_bytes(kept, settings) for kept in across)
 
 
 def layer_bytes(kept: CacheShape, mask: Mask, settings: CacheSettings) -> int:

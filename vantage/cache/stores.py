@@ -12,8 +12,8 @@ from vantage.cache.codecs import Codec, GroupCodec, StreamShape, token_bytes
 from vantage.cache.dump import damaged
 from vantage.cache.grouped import Grouped
 from vantage.cache.ledger import Ledger, Step
+from vantage.cache.memory import copy_places, zeros
 from vantage.cache.moves import BlockCopies, Copied, Packing, Scatter
-from vantage.cache.one_thread import copy_places, zeros
 from vantage.cache.running import as_kept
 from vantage.errors import BadInput, CacheError
 from vantage.spec.positions import Positions

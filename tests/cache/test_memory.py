@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vantage.cache.one_thread import PIECE, copy_places, zeros
+from vantage.cache.memory import LAZY, PIECE, copy_places, grown, zeros
+from vantage.model import build, decoder
 
 CPU = torch.device("cpu")
 
@@ -18,6 +22,45 @@ def test_zeros(shape: tuple[int, ...], dtype: torch.dtype):
     assert torch.equal(buffer, torch.zeros(shape, dtype=dtype))
     assert buffer.dtype == dtype
     assert buffer.is_contiguous()
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MAP_PRIVATE"), reason="the system has no such memory")
+def test_zeros_take_memory_when_they_are_written():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    buffer = zeros((4, 256, LAZY // 4), torch.bfloat16, CPU)
+    assert buffer.nbytes == 512 * LAZY
+    assert resident() - before < 16 * LAZY
+    assert buffer.data_ptr() % mmap.PAGESIZE == 0
+    buffer[1, 3].fill_(2.0)
+    assert float(buffer[1, 3].sum()) == LAZY / 2
+    assert float(buffer[3, 255].abs().sum()) == 0.0
+    del buffer
+    assert resident() - before < 16 * LAZY
+
+
+def test_room_is_left_at_first_and_doubled_then():
+    assert grown(0, 3, 64) == 67
+    assert grown(0, 2_000, 64) == 2_500
+    assert grown(0, 30, 0) == 30  # nothing follows
+    assert grown(67, 68, 64) == 134
+    assert grown(67, 500, 64) == 500
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+@pytest.mark.parametrize("tokens", [16, 200])
+def test_what_follows_a_prompt_finds_room(kind: str, tokens: int):
+    """The buffers are those that the prompt filled."""
+    model = build(decoder(vocab=11, width=16, layers=1, heads=2), seed=0)
+    cache = model.new_cache(1, kind=kind)
+    with torch.no_grad():
+        model(torch.zeros(1, tokens, dtype=torch.int64), cache=cache)
+        first = cache.layers[0].store.tensors[0].data_ptr()
+        for _ in range(40):
+            model(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+            assert cache.layers[0].store.tensors[0].data_ptr() == first
 
 
 @pytest.mark.parametrize("lead", [(1,), (3,), (2, 3), (PIECE,)], ids=str)  # the last: a place is more than a piece
