@@ -1,4 +1,4 @@
-"""Runs contestants against each other, a round of each in turn, forth and back, and reports ratios.
+"""Runs contestants against each other, a round of each in turn, and reports ratios.
 
 Each contestant is a worker process (``worker.py``) in the environment it belongs to: ours in this one,
 the peers in ``bench/.venv``. One works at a time while the others wait, A B B A …, so that whatever else
@@ -249,7 +249,7 @@ def run(bench: Bench) -> Result:
         for _ in range(bench.rounds):
             for answers, process in turns:
                 answers.append(process.ask({"do": "round"}))
-            turns.reverse()  # who always came behind the same other would be measured as that one leaves the machine
+            turns.reverse()  # else each would always be measured as the same other one leaves the machine
         outcomes = [outcome(process, answers) for process, answers in zip(processes, rounds, strict=True)]
     finally:
         for process in processes:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vantage.cache.memory import LAZY, PIECE, copy_places, grown, zeros
 from vantage.model import build, decoder
+from vantage.training.micro_batch import is_out_of_memory
 
 CPU = torch.device("cpu")
 
@@ -39,6 +40,12 @@ def test_zeros_take_memory_when_they_are_written():
     assert float(buffer[3, 255].abs().sum()) == 0.0
     del buffer
     assert resident() - before < 16 * LAZY
+
+
+def test_more_than_there_is_is_an_error_of_memory():
+    with pytest.raises(RuntimeError, match="can't allocate memory") as raised:
+        zeros((1 << 50,), torch.int8, CPU)
+    assert is_out_of_memory(raised.value)
 
 
 def test_room_is_left_at_first_and_doubled_then():

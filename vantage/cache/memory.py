@@ -32,7 +32,10 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     count = torch.Size(shape).numel()
     if count * dtype.itemsize >= LAZY and hasattr(mmap, "MAP_PRIVATE"):
         # new pages are zeros, and none is there before it is written to
-        pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as e:  # as torch calls it
+            raise RuntimeError(f"can't allocate memory: a cache's buffer of {count * dtype.itemsize:,} bytes") from e
         return torch.frombuffer(pages, dtype=dtype).view(shape)
     buffer = torch.empty(shape, dtype=dtype, device=device)
     for piece in buffer.view(-1).split(PIECE):

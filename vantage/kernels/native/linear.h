@@ -115,8 +115,8 @@ inline bool has_large_first_cache() {
 inline bool asks_near = has_large_first_cache();
 
 // One row and the SUPER groups of outputs that lie side by side: a group's whole block at a time, so that memory is read in
-// its order; as four streams (``few``) blocks of 256 inputs are read at two thirds of the speed (Zen 4). Processors foresee this order,
-// but for the ends of pages; of blocks of 32 inputs, asking ahead costs more than it gains. Some sums side by side hide the
+// its order; as four streams (``few``) blocks of 256 inputs are read at two thirds of the speed (Zen 4). Processors foresee
+// this order, but for the ends of pages; of blocks of 32 inputs, asking ahead costs more than it gains. Some sums side by side hide the
 // latency of one. They are whole numbers: the same bits as ``few``.
 template <class F>
 void one_row(const Matrix& w, const Groups<F>& groups, int out, const Rows& r, const RoundedBlock* x) {

@@ -27,7 +27,7 @@ class TeamSize {
     int choose(int wanted, int64_t now, Idle&& idle) {
         if (wanted != wanted_) *this = TeamSize(wanted);
         if (size_ == wanted || trying_ || now < look_again_) return size_;
-        const int cores = now < try_anyway_ ? idle() : INT_MAX;  // other cores' idle ones may not be ours, nor their load
+        const int cores = now < try_anyway_ ? idle() : INT_MAX;  // in a container it is the whole machine that is counted
         if (cores < 1) {
             look_again_ = now + HOLD;
             return size_;
@@ -65,7 +65,7 @@ class TeamSize {
     int64_t look_again_ = 0, try_anyway_ = 0, hold_ = HOLD, elapsed_ = 0, lost_ = 0;
 };
 
-// How many of the machine's cores have nothing to run; more than there are where nobody can say. 10 microseconds.
+// How many of the machine's cores have nothing to run; INT_MAX where the system does not say. 10 microseconds.
 inline int idle_cores() {
 #if defined(__linux__)
     const int file = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
